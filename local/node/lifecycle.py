@@ -1,0 +1,104 @@
+"""Starting, healing and stopping the node. Starting a node that runs heals it: what is missing is started, what runs is left alone."""
+
+from __future__ import annotations
+
+import os
+import string
+import subprocess
+import threading
+from pathlib import Path
+
+from local import images
+from local.errors import Problem
+from local.node import components, configs, host, layout, pki, probe, processes
+from local.progress import Progress
+
+_COREDNS = Path(__file__).parent / "manifests" / "coredns.yaml"
+
+
+def start(progress: Progress) -> list[str]:
+    """Bring the node to where a pod runs; return the names of the components that had to be started.
+
+    Raises `Problem` when there is no root, another node is in the way, or a component does not come up.
+    """
+    check()
+    running_before = {component.name for component in components.ALL if processes.alive(component.name)}
+    with progress.task("node", "network, certificates", quiet_under=2.0):
+        host.prepare()
+        pki.provide()
+        configs.write()
+        for folder in (layout.STORE_DATA, layout.STORE_VERSIONS, layout.KUBELET):
+            folder.mkdir(parents=True, exist_ok=True)
+        _start_dead(components.CONTAINERD, components.STORE, *components.CONTROL_PLANE)
+        progress.detail("node", "containerd")
+        probe.until("containerd", probe.containerd_ready, component="containerd")
+        loading = threading.Thread(target=images.load_controllers)
+        loading.start()  # while the API server starts
+        progress.detail("node", "API server")
+        probe.until("the API server", probe.api_ready, component="kube-apiserver")
+        _start_dead(*components.CONTROLLERS, *components.NODE)
+        progress.detail("node", "kubelet")
+        probe.until("the object store", probe.store_ready, component="object-store")
+        probe.until("the node to be Ready", probe.node_ready, component="kubelet")
+        _start_dead(components.NETWORK_POLICY)
+        loading.join()
+        _advertise_gpus()
+        progress.detail("node", "cluster DNS")
+        _deploy_dns()
+        probe.until("the cluster DNS", probe.dns_ready, component="kubelet")
+        progress.detail("node", "ready: a pod runs")
+    return [component.name for component in components.ALL if component.name not in running_before]
+
+
+def stop() -> None:
+    """End every process of the node and undo what it changed on the machine; its data stay for the next start."""
+    for component in reversed(components.ALL):
+        if component is components.CONTAINERD:
+            # The kubelet is gone, so nothing starts the pods anew: they may end in their own time, then their shims.
+            processes.end(host.cgroup_processes(), grace=10.0)
+            processes.end(processes.matching(str(layout.CONTAINERD_SOCKET)), grace=2.0)
+        processes.stop(component.name, grace=component.grace)
+    host.undo()
+
+
+def states() -> dict[str, int | None]:
+    """Return the process id of every component, `None` for one that does not run."""
+    return {component.name: processes.pid(component.name) for component in components.ALL}
+
+
+def check() -> None:
+    """Raise `Problem` for what a node cannot be started on."""
+    if not host.is_root():
+        raise Problem(
+            "the embedded node needs root: it makes a network namespace, cgroups and mounts",
+            fix="run the command with sudo, or deploy to a cluster you have: docs/own-cluster.md",
+        )
+    if not components.path_length_is_fine():
+        raise Problem(
+            f"the checkout lies too deep: the node's folder has {len(os.fsencode(layout.ROOT))} characters of {layout.MAX_ROOT_LENGTH}",
+            where=str(layout.ROOT),
+            fix="clone into a folder with a shorter path",
+        )
+
+
+def _start_dead(*wanted: components.Component) -> None:
+    for component in wanted:
+        if not processes.alive(component.name):
+            component.start()
+
+
+def _advertise_gpus() -> None:
+    count = f'"{layout.GPUS}"'
+    patch = f'{{"status":{{"capacity":{{"nvidia.com/gpu":{count}}},"allocatable":{{"nvidia.com/gpu":{count}}}}}}}'
+    probe.kubectl("patch", "node", layout.NODE, "--subresource=status", "--type=merge", "--patch", patch)
+
+
+def _deploy_dns() -> None:
+    manifest = string.Template(_COREDNS.read_text()).substitute(IMAGE=layout.IMAGES["coredns"], ADDRESS=layout.DNS_SERVICE)
+    probe.kubectl("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=manifest)
+
+
+def ended() -> bool:
+    """Tell whether nothing of the node is left on the machine."""
+    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=False).stdout
+    return not any(states().values()) and not layout.NETNS.exists() and layout.HOST_LINK not in links
