@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from local import bootstrap, paths, python
 from local.errors import Problem
 from local.progress import Progress, clock
 
-_INTERRUPTED = 130
+_FAILED, _INTERRUPTED = 1, 130
 TIERS = ("unit", "program", "policies", "trainer", "engine", "cluster", "faults")
 
 
@@ -36,7 +35,7 @@ def main(arguments: list[str]) -> int:
         return options.function(options)
     except Problem as problem:
         print(f"\n{problem}", file=sys.stderr)
-        return 1
+        return _FAILED
     except KeyboardInterrupt:
         print("\ninterrupted; run the command again to go on", file=sys.stderr)
         return _INTERRUPTED
@@ -47,14 +46,16 @@ def _up(options: argparse.Namespace) -> int:
     progress = Progress()
     with progress.running():
         bootstrap.enter(["up", *([options.run] if options.run else [])], python.BASE, platform=_needs_node(), progress=progress)
-        platform_up(progress)
-    from local import stack
+        from local import stack, view
 
+        stack.check()
+        platform_up(progress)
     print(f"  platform ready after {clock(time.monotonic() - begun)}\n", flush=True)
     deploying = time.monotonic()
     stack.up()
     _record({**progress.seconds, "pulumi up": time.monotonic() - deploying})
-    return _follow(options.run)
+    target = stack.target()
+    return view.follow(options.run or target.runs[0], target.kubeconfig, target.store) if target.runs else 0
 
 
 def platform_up(progress: Progress) -> None:
@@ -67,8 +68,7 @@ def platform_up(progress: Progress) -> None:
     from local.node import lifecycle
 
     if not _needs_node():
-        with progress.task("tools", quiet_under=1.0):
-            tools.provide(progress)
+        tools.provide(progress)
         return
     lifecycle.check()
     with ThreadPoolExecutor(2) as lanes:
@@ -81,12 +81,12 @@ def platform_up(progress: Progress) -> None:
 
 
 def _results(*lanes: Future) -> list:
-    problems = [lane.exception() for lane in lanes if lane.exception()]
-    for problem in problems:
-        if not isinstance(problem, Problem):
-            raise problem
-    if problems:
-        raise Problem("\n\n".join(map(str, problems)))
+    failures = [failure for lane in lanes if (failure := lane.exception())]
+    for failure in failures:
+        if not isinstance(failure, Problem):
+            raise failure
+    if failures:
+        raise Problem("\n\n".join(map(str, failures)))
     return [lane.result() for lane in lanes]
 
 
@@ -99,21 +99,6 @@ def _needs_node() -> bool:
 def _record(seconds: dict[str, float]) -> None:
     """Keep what each phase took, for benchmarks/cold_start.py."""
     (paths.HOME / "phases.json").write_text(json.dumps({name: round(value, 2) for name, value in seconds.items()}, indent=2))
-
-
-def _follow(run: str | None) -> int:
-    from local import view
-
-    _credentials()
-    return view.follow(run)
-
-
-def _credentials() -> None:
-    """Put the object store's credentials where every AWS client looks for them."""
-    from local.node import configs, layout
-
-    if layout.STORE_CREDENTIALS.exists():
-        os.environ.update(configs.store_credentials())
 
 
 def _in_environment(command: list[str], requirements: str = python.BASE) -> None:
@@ -219,7 +204,7 @@ def _status(_: argparse.Namespace) -> int:
         print("nothing is up; make up")
         return 0
     _in_environment(["status"])
-    from local import view
+    from local import stack, view
     from local.node import lifecycle
 
     states = lifecycle.states()
@@ -230,16 +215,15 @@ def _status(_: argparse.Namespace) -> int:
     print(
         f"node: {len(states) - len(dead)} of {len(states)} components run" + (f"; down: {', '.join(dead)} (make up heals)" if dead else "")
     )
-    _credentials()
-    return view.status()
+    target = stack.target()
+    return view.status(target.kubeconfig, target.store)
 
 
 def _logs(options: argparse.Namespace) -> int:
     _in_environment(["logs", *([options.run] if options.run else [])])
-    from local import view
+    from local import stack, view
 
-    _credentials()
-    return view.logs(options.run)
+    return view.logs(options.run, stack.target().kubeconfig)
 
 
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {

@@ -17,6 +17,8 @@ BIN = HOME / "bin"
 VENV = HOME / "venv"
 PLATFORM = HOME / "platform.json"
 REPORTS = HOME / "reports"
+PULUMI_HOME = HOME / "pulumi-home"
+PULUMI_PLUGINS = PULUMI_HOME / "plugins"
 PULUMI_STATE = HOME / "pulumi"
 
 

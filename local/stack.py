@@ -6,21 +6,26 @@ import json
 import os
 import secrets
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
+from infra.config import load_stack
+from infra.problems import ConfigError
+from infra.runs.file import load_run
+from infra.settings import PlatformConfig
 from local import paths
 from local.errors import Problem
 from local.images.trainer import Image
 from local.node import configs, layout
 from local.tools import locate
+from local.view import Store
 
 STACK = "local"
 _PASSPHRASE = paths.HOME / "pulumi.passphrase"
 _CONFIG = paths.HOME / f"Pulumi.{STACK}.yaml"
-_SALT = "encryptionsalt"
 
 
 def write_facts(image: Image) -> None:
@@ -46,7 +51,7 @@ def environment(credentials: Mapping[str, str] | None = None) -> dict[str, str]:
     ours = {
         "PATH": os.pathsep.join((str(paths.VENV / "bin"), str(paths.BIN), os.environ.get("PATH", ""))),
         "VIRTUAL_ENV": str(paths.VENV),
-        "PULUMI_HOME": str(paths.HOME / "pulumi-home"),
+        "PULUMI_HOME": str(paths.PULUMI_HOME),
         "PULUMI_BACKEND_URL": f"file://{paths.PULUMI_STATE}",
         "PULUMI_CONFIG_PASSPHRASE": _passphrase(),
         "PULUMI_SKIP_UPDATE_CHECK": "true",
@@ -59,14 +64,60 @@ def environment(credentials: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, **ours, **credentials}
 
 
-def pulumi(*arguments: str, quiet: bool = False) -> int:
-    """Run the engine on the stack and return its exit code; its output goes to the terminal unless `quiet`."""
+def pulumi(*arguments: str) -> int:
+    """Run the engine on the stack, its output on the terminal, and return its exit code."""
+    return subprocess.run(_command(arguments), cwd=paths.PROJECT, env=environment(), stdin=subprocess.DEVNULL, check=False).returncode
+
+
+def captured(*arguments: str, extra_runs: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """Run the engine on the stack with run files added to those of its configuration; return what it printed and its exit code."""
+    command = _command(arguments, extra_runs)
+    return subprocess.run(
+        command, cwd=paths.PROJECT, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+
+def _command(arguments: Sequence[str], extra_runs: Sequence[str] = ()) -> list[str]:
     paths.PULUMI_STATE.mkdir(parents=True, exist_ok=True)
-    config = _config_file()
-    _select(config)
-    command = ["pulumi", *arguments, f"--stack={STACK}", f"--config-file={config}", "--non-interactive"]
-    output = subprocess.DEVNULL if quiet else None
-    return subprocess.run(command, cwd=paths.PROJECT, env=environment(), stdout=output, stdin=subprocess.DEVNULL, check=False).returncode
+    config = _config_file(extra_runs)
+    with_config = [] if arguments[0] == "stack" else [f"--config-file={config}"]
+    return ["pulumi", *arguments, f"--stack={STACK}", *with_config, "--non-interactive"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the stack is deployed, and the names of its runs."""
+
+    kubeconfig: Path
+    store: Store
+    runs: tuple[str, ...]
+
+
+def check() -> None:
+    """Raise `Problem` with everything that is wrong in the stack file and its run files."""
+    _configuration()
+
+
+def target() -> Target:
+    """Return where the stack is deployed; the credentials of its object store are put into the environment, for every AWS client.
+
+    Raises `Problem` when nothing is up, or the stack file is wrong.
+    """
+    config, runs = _configuration()
+    if config.kubeconfig is None or config.object_store is None:
+        raise Problem("nothing is up", fix="make up")
+    if layout.STORE_CREDENTIALS.exists():
+        os.environ.update(configs.store_credentials())
+    store = Store(config.object_store.endpoint, config.object_store.region, config.storage.bucket)
+    return Target(paths.PROJECT / Path(config.kubeconfig).expanduser(), store, runs)
+
+
+def _configuration() -> tuple[PlatformConfig, tuple[str, ...]]:
+    try:
+        config = load_stack(committed_file(), paths.PROJECT)
+        return config, tuple(load_run(paths.PROJECT / file, file).name for file in config.runs)
+    except ConfigError as error:
+        raise Problem(str(error)) from None
 
 
 def up() -> None:
@@ -76,29 +127,42 @@ def up() -> None:
         raise Problem("the deployment did not succeed: the lines above say why", fix="make status; when it is mended: make up")
 
 
+def committed_file() -> Path:
+    """Return the stack file, as it stands in the repository."""
+    return paths.PROJECT / f"Pulumi.{STACK}.yaml"
+
+
 def exists() -> bool:
     """Tell whether the stack was ever deployed from this checkout."""
     return (paths.PULUMI_STATE / ".pulumi" / "stacks").exists()
 
 
-def _select(config: Path) -> None:
-    command = ["pulumi", "stack", "select", "--create", STACK, f"--config-file={config}", "--non-interactive"]
-    done = subprocess.run(command, cwd=paths.PROJECT, env=environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Problem(f"the Pulumi stack {STACK} cannot be opened: {done.stderr.strip()}", where=str(paths.PULUMI_STATE))
+def _config_file(extra_runs: Sequence[str]) -> Path:
+    """Return a copy of the stack file for the engine, with run files added and the salt of the stack's encryption.
 
-
-def _config_file() -> Path:
-    """Return a copy of the stack file for the engine.
-
-    The engine writes the salt of its encryption into the file it is given; the committed one stays as it is.
+    The engine keeps that salt in the stack file, where it would change a committed file on every machine.
     """
-    committed = yaml.safe_load((paths.PROJECT / f"Pulumi.{STACK}.yaml").read_text()) or {}
-    if _CONFIG.exists():
-        salt = (yaml.safe_load(_CONFIG.read_text()) or {}).get(_SALT)
-        committed.update({_SALT: salt} if salt else {})
-    _CONFIG.write_text(yaml.safe_dump(committed, sort_keys=False))
+    content = yaml.safe_load(committed_file().read_text()) or {}
+    content.get("config", {}).setdefault("trainyard:runs", []).extend(extra_runs)
+    content["encryptionsalt"] = _salt()
+    _CONFIG.write_text(yaml.safe_dump(content, sort_keys=False))
     return _CONFIG
+
+
+def _salt() -> str:
+    """Return the salt of the stack, which is made with the stack: in a folder where the engine may write a stack file."""
+    scratch = paths.HOME / "pulumi-init"
+    made = scratch / f"Pulumi.{STACK}.yaml"
+    if not exists() or not made.exists():
+        scratch.mkdir(parents=True, exist_ok=True)
+        (scratch / "Pulumi.yaml").write_text("name: trainyard\nruntime: python\n")
+        command = ["pulumi", "stack", "init", STACK, "--non-interactive"]
+        done = subprocess.run(command, cwd=scratch, env=environment(), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Problem(
+                f"the Pulumi stack {STACK} cannot be made: {done.stderr.strip()}", where=str(paths.PULUMI_STATE), fix="make clean"
+            )
+    return yaml.safe_load(made.read_text())["encryptionsalt"]
 
 
 def _passphrase() -> str:

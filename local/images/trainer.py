@@ -55,7 +55,7 @@ def provide(progress: Progress) -> Image:
         return known
     with progress.task(TASK), locks.exclusive(_store() / "lock", lambda other: progress.detail(TASK, other)):
         if not _exists(_BASE):
-            _check_space()
+            check_space()
             progress.detail(TASK, "a base from Debian's packages")
             _bootstrap_base()
         tag = git_revision()
@@ -170,7 +170,9 @@ def _run(command: list[str], doing: str) -> str:
     return done.stdout
 
 
-def _check_space() -> None:
+def check_space() -> None:
+    """Raise `Problem` when the disk of the cache cannot hold an image build."""
+    _store().mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(_store()).free
     if free < _FREE_BYTES:
         raise Problem(

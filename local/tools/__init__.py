@@ -73,20 +73,27 @@ def _outside(name: str) -> Path | None:
 
 
 def _link() -> None:
-    paths.BIN.mkdir(parents=True, exist_ok=True)
-    wanted: dict[str, Path] = {}
+    programs: dict[str, Path] = {}
     for tool in TOOLS:
-        place = cache.folder(tool)
-        path = own(tool)
+        place, path = cache.folder(tool), own(tool)
         if path:
-            wanted[tool.name] = path
+            programs[tool.name] = path
             continue
-        for name in (tool.name, *tool.links, *(extra.name for extra in tool.extras if extra.executable)):
-            wanted[name] = place / name
-    for stale in set(paths.BIN.iterdir()) - {paths.BIN / name for name in wanted}:
-        stale.unlink()
+        if tool.plugin:
+            # The engine passes over folders that are links themselves.
+            _make_links(paths.PULUMI_PLUGINS / f"{tool.plugin}-v{tool.version}", {tool.name: place / tool.name})
+        names = () if tool.plugin else (tool.name, *tool.links)
+        programs.update({name: place / name for name in (*names, *(extra.name for extra in tool.extras if extra.executable))})
+    _make_links(paths.BIN, programs)
+
+
+def _make_links(folder: Path, wanted: dict[str, Path]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in set(folder.iterdir()) - {folder / name for name in wanted}:
+        if stale.is_symlink():
+            stale.unlink()
     for name, target in wanted.items():
-        link = paths.BIN / name
+        link = folder / name
         if not link.is_symlink() or link.readlink() != target:
             link.unlink(missing_ok=True)
             link.symlink_to(target)

@@ -6,6 +6,7 @@ build cache and the module downloads (some 11 GB) are removed.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from local import locks, paths
 from local.errors import Problem
 from local.progress import Progress, clock
 from local.tools import cache, golang
-from local.tools.pins import Tool
+from local.tools.pins import Extra, Tool
 
 TASK = "tools"
 _FREE_BYTES = 14 * 10**9
@@ -82,23 +83,21 @@ def _build(go: Path, tool: Tool) -> float:
         shutil.rmtree(staged, ignore_errors=True)
         raise _failure(tool, done.stderr)
     for extra in tool.extras:
-        _copy_extra(go, tool, extra.module, extra.source, staged / extra.name, executable=extra.executable)
+        _copy_extra(go, cache.MODULES / (extra.pinned_by or tool.module), extra, staged / extra.name)
     seconds = time.monotonic() - begun
     cache.install(tool, staged, seconds)
     return seconds
 
 
-def _copy_extra(go: Path, tool: Tool, module: str, source: str, destination: Path, *, executable: bool) -> None:
-    list_command = [go, "list", "-m", "-f", "{{.Dir}}", module]
-    folder = subprocess.run(
-        list_command, cwd=cache.MODULES / tool.module, env=environment(), capture_output=True, text=True, check=True
-    ).stdout
-    original = Path(folder.strip()) / source
+def _copy_extra(go: Path, pins: Path, extra: Extra, destination: Path) -> None:
+    download = [go, "mod", "download", "-json", extra.module]
+    answer = subprocess.run(download, cwd=pins, env=environment(), capture_output=True, text=True, check=True).stdout
+    original = Path(json.loads(answer)["Dir"]) / extra.source
     if original.is_dir():
         shutil.copytree(original, destination, copy_function=shutil.copyfile)
     else:
         shutil.copyfile(original, destination)
-        destination.chmod(0o755 if executable else 0o644)
+        destination.chmod(0o755 if extra.executable else 0o644)
     for copied in [destination, *destination.rglob("*")]:  # the module cache is read-only, folders included
         if copied.is_dir():
             copied.chmod(0o755)

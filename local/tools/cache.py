@@ -17,7 +17,7 @@ from local.tools.pins import TOOLS, Tool
 
 MODULES = paths.PROJECT / "tools"
 _RECORD = "built.json"
-_DECIDES_NOTHING = ("expected_seconds", "path_minimum", "path_companions")
+_DECIDES_NOTHING = ("expected_seconds", "path_minimum", "path_companions", "plugin")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ GO = (1, 26)
 
 _PROVIDER_MODULE = "github.com/pulumi/pulumi-kubernetes/provider/v4"
 _PROVIDER_COMMAND = "cmd/pulumi-resource-kubernetes"
+_SDK = "github.com/pulumi/pulumi/sdk/v3"
 _GENERATED_SDK = "github.com/pulumi/pulumi-kubernetes/sdk/v4/..."
 
 
@@ -30,6 +31,8 @@ class Extra:
     source: str
     name: str
     executable: bool = False
+    pinned_by: str = ""
+    """The folder of `tools/` whose go.mod pins the module, when it is not the tool's own."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Tool:
     gcflags: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
     extras: tuple[Extra, ...] = ()
+    plugin: str = ""
+    """For a plugin of the engine: its kind and name. It is not put on PATH, where the engine would warn of it, but into its plugin folder."""
     expected_seconds: int = 5
     """Build time on two cores, in the order of this table, used only to say how much is left."""
     path_minimum: tuple[int, int] | None = None
@@ -112,10 +117,6 @@ TOOLS: tuple[Tool, ...] = (
         "pulumi",
         "github.com/pulumi/pulumi/pkg/v3/cmd/pulumi",
         ldflags=(f"-X github.com/pulumi/pulumi/sdk/v3/go/common/version.Version=v{PULUMI}",),
-        extras=(
-            Extra("github.com/pulumi/pulumi/sdk/v3", "python/cmd/pulumi-language-python-exec", "pulumi-language-python-exec", True),
-            Extra("github.com/pulumi/pulumi/sdk/v3", "python/dist/pulumi-resource-pulumi-python", "pulumi-resource-pulumi-python", True),
-        ),
         expected_seconds=134,
         path_minimum=(3, 259),
         path_companions=("pulumi-language-python",),
@@ -125,6 +126,12 @@ TOOLS: tuple[Tool, ...] = (
         "3.79.0",
         "language-python",
         "github.com/pulumi/pulumi/sdk/v3/python/cmd/pulumi-language-python",
+        # The host is the last one that was tagged in its module; the scripts beside it are those of the engine's version.
+        extras=(
+            Extra(_SDK, "python/cmd/pulumi-language-python-exec", "pulumi-language-python-exec", True, "pulumi"),
+            Extra(_SDK, "python/dist/pulumi-resource-pulumi-python", "pulumi-resource-pulumi-python", True, "pulumi"),
+        ),
+        plugin="language-python",
         expected_seconds=13,
     ),
     Tool(
@@ -139,6 +146,7 @@ TOOLS: tuple[Tool, ...] = (
             Extra(_PROVIDER_MODULE, f"{_PROVIDER_COMMAND}/schema.json", "schema.json"),
             Extra(_PROVIDER_MODULE, f"{_PROVIDER_COMMAND}/terraform-mapping.json", "terraform-mapping.json"),
         ),
+        plugin="resource-kubernetes",
         expected_seconds=200,
     ),
 )

@@ -1,0 +1,1 @@
+"""What is deployed: configuration, capacity, the Kubernetes layers, checkpoint storage and training runs."""

@@ -1,0 +1,1 @@
+"""The trainer as real processes against a real S3 server."""

@@ -1,0 +1,89 @@
+"""Runs that are evicted, killed or robbed of their store, and what is left of them."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .gateway import Gateway
+from .lab import BUCKET, STEPS, Lab, Told
+
+
+def test_an_evicted_run_ends_where_the_straight_one_does_bit_for_bit(lab: Lab, straight: Told) -> None:
+    config = lab.config("evicted")
+    attempt = lab.start(config)
+    attempt.wait_for(lambda event: event["event"] == "step" and event["step"] == 8)
+    first = attempt.signal(signal.SIGTERM).end()
+
+    assert first.code == 42, first.errors
+    evicted = first.one("evicted")
+    assert (evicted["saved"], evicted["signal"]) == (True, "SIGTERM")
+    assert evicted["step"] in lab.checkpoints("evicted")
+    assert 8 <= evicted["step"] < STEPS
+
+    second = lab.run(config)
+    assert second.code == 0, second.errors
+    assert second.one("start")["attempt"] == 2
+    assert second.one("restore")["step"] == evicted["step"], "no step is lost"
+    assert {**first.losses, **second.losses} == straight.losses
+    assert second.one("done")["loss"] == straight.one("done")["loss"]
+    assert lab.ledger("evicted") == first.events + second.events
+
+
+def test_a_killed_rank_costs_the_steps_since_the_checkpoint_and_nothing_else(lab: Lab, straight: Told) -> None:
+    config = lab.config("killed")
+    attempt = lab.start(config)
+    attempt.wait_for(lambda event: event["event"] == "step" and event["step"] == 14)
+    os.kill(attempt.workers()[-1], signal.SIGKILL)
+    first = attempt.end()
+    assert first.code == 1
+    assert "was killed" in first.one("error")["message"]
+    assert lab.checkpoints("killed") == [6, 12]
+
+    debris = "runs/killed/checkpoints/step-00000018/"
+    lab.put(debris + "__7_0.distcp", b"half of a checkpoint that never was committed")
+    second = lab.run(config)
+
+    assert second.code == 0, second.errors
+    assert second.one("restore")["step"] == 12
+    assert debris + "__7_0.distcp" not in lab.keys(debris)
+    assert lab.checkpoints("killed") == [12, 18, 24]
+    assert {**first.losses, **second.losses} == straight.losses
+    curve = [(event["step"], event["loss"]) for event in lab.ledger("killed") if event["event"] == "step"]
+    assert curve == list(straight.losses.items()), "each step is in the ledger once"
+
+
+def test_a_signal_before_the_first_step_ends_the_run_promptly(lab: Lab) -> None:
+    attempt = lab.start(lab.config("early"))
+    attempt.wait_for(lambda event: event["event"] == "data")
+    began = time.monotonic()
+    told = attempt.signal(signal.SIGTERM).end()
+    assert told.code == 43, told.errors
+    assert time.monotonic() - began < 5
+    assert told.one("evicted") | {"step": 0, "saved": False, "signal": "SIGTERM"} == told.one("evicted")
+    assert lab.ledger("early") == told.events
+    assert not attempt.processes(), "no process outlives the launcher"
+
+
+@pytest.mark.parametrize("lose_store", [Gateway.stop, Gateway.hang])
+def test_an_eviction_that_cannot_save_says_so_within_the_grace_period(
+    lab: Lab, prose: Path, tmp_path: Path, lose_store: Callable[[Gateway], None]
+) -> None:
+    gateway = Gateway(tmp_path / "store")
+    gateway.client.create_bucket(Bucket=BUCKET)
+    doomed = Lab(gateway, tmp_path / "lab")
+    config = doomed.config("doomed", grace_seconds=12, train={"steps": 5000})
+    assert doomed.run(config, "training.prepare").code == 0
+    attempt = doomed.start(config)
+    attempt.wait_for(lambda event: event["event"] == "checkpoint")
+    lose_store(gateway)
+    began = time.monotonic()
+    told = attempt.signal(signal.SIGTERM).end()
+    doomed.close()
+    gateway.stop()
+    assert told.code == 43, told.errors
+    assert time.monotonic() - began < 12
+    assert told.one("evicted")["saved"] is False

@@ -1,0 +1,49 @@
+"""A run that nothing disturbs."""
+
+import pytest
+
+from .lab import EVERY, STEPS, Lab, Told
+
+
+def test_a_run_learns_and_tells_the_whole_story(straight: Told) -> None:
+    assert straight.code == 0, straight.errors
+    told = [event["event"] for event in straight.events if event["event"] != "step"]
+    assert told == ["start", "data", "rendezvous", "model", "fresh", *["checkpoint"] * (STEPS // EVERY), "done"]
+    assert list(straight.losses) == list(range(1, STEPS + 1))
+    assert straight.losses[1] == pytest.approx(5.55, abs=0.2), "an untrained model guesses among 256 bytes"
+    assert straight.losses[STEPS] < 3.3, "it has learnt which bytes are common"
+    assert straight.one("done")["loss"] == straight.losses[STEPS]
+
+
+def test_only_the_newest_checkpoints_are_kept(lab: Lab, straight: Told) -> None:
+    assert [event["step"] for event in straight.named("checkpoint")] == [6, 12, 18, 24]
+    assert lab.checkpoints("straight") == [12, 18, 24]
+    assert not lab.keys("runs/straight/checkpoints/step-00000006/")
+
+
+def test_the_ledger_in_the_store_is_what_was_told(lab: Lab, straight: Told) -> None:
+    assert lab.ledger("straight") == straight.events
+
+
+def test_a_finished_run_started_again_is_done_at_once(lab: Lab, straight: Told) -> None:
+    lab.branch("straight", "finished", [24])
+    again = lab.run(lab.config("finished"))
+    assert again.code == 0, again.errors
+    assert again.one("restore")["step"] == STEPS
+    assert again.one("done")["loss"] == straight.one("done")["loss"]
+    assert not again.named("step", "checkpoint")
+
+
+def test_a_run_continues_on_another_number_of_processes_with_the_same_samples(lab: Lab, straight: Told) -> None:
+    lab.branch("straight", "reshaped", [12])
+    reshaped = lab.run(lab.config("reshaped", processes=1, train={"batch_size": 8}))
+    assert reshaped.code == 0, reshaped.errors
+    assert reshaped.one("restore")["step"] == 12
+    assert list(reshaped.losses) == list(range(13, STEPS + 1))
+    assert reshaped.losses == {step: pytest.approx(straight.losses[step], abs=1e-3) for step in reshaped.losses}
+
+
+def test_the_preparation_runs_once(lab: Lab) -> None:
+    again = lab.run(lab.config("straight"), "training.prepare")
+    assert again.code == 0, again.errors
+    assert [(event["done"], event["unchanged"]) for event in again.named("prepare")] == [(True, True)]

@@ -1,0 +1,1 @@
+"""What runs in the pod: the trainer and the preparation of its data."""

@@ -1,0 +1,63 @@
+"""The processes of a run as a group: how they meet, agree and stop together."""
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from training.errors import TrainerError
+
+T = TypeVar("T")
+
+
+def connect() -> torch.device:
+    """Join the group and give this process its device. Control messages stay on the CPU, so they never wait for a GPU."""
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    return device
+
+
+def on_rank_zero(action: Callable[[], T]) -> T:
+    """Do something once and give its result, or raise its TrainerError, on every rank."""
+    result: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            result[0] = action()
+        except TrainerError as error:
+            result[1] = error
+    dist.broadcast_object_list(result, src=0, device=torch.device("cpu"))
+    if result[1] is not None:
+        raise result[1]
+    return result[0]
+
+
+def gather(value: T) -> list[T]:
+    """Give every rank the values of all ranks."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+class EvictionNotice:
+    """SIGTERM as a flag. Ranks get the signal at different moments; asking together makes them stop at the same step."""
+
+    def __init__(self) -> None:
+        self._signal = 0
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._signal = number
+
+    def agreed(self) -> str | None:
+        """Give the name of the signal if any rank has got one, the same answer on every rank."""
+        flag = torch.tensor(self._signal)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return signal.Signals(int(flag)).name if flag else None
