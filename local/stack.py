@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from local.tools import locate
 from local.view import Store
 
 STACK = "local"
+_GOES_ON = re.compile(
+    r" (creating|updating|replacing|deleting|reading) \(\d+s\)( Skipping await logic| warning: .* completed with exit code 0)?$"
+)
 _PASSPHRASE = paths.HOME / "pulumi.passphrase"
 _CONFIG = paths.HOME / f"Pulumi.{STACK}.yaml"
 
@@ -121,10 +125,25 @@ def _configuration() -> tuple[PlatformConfig, tuple[str, ...]]:
 
 
 def up() -> None:
-    """Deploy; raises `Problem` when the engine refuses or fails, after it has said why."""
-    code = pulumi("up", "--yes", "--skip-preview", "--suppress-outputs", "--color=auto")
-    if code:
+    """Deploy, telling each change once; raises `Problem` when the engine refuses or fails, after it has said why."""
+    command = _command(("up", "--yes", "--skip-preview", "--suppress-outputs"))
+    engine = subprocess.Popen(
+        command, cwd=paths.PROJECT, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert engine.stdout
+    for line in told(engine.stdout):
+        print(line, flush=True)
+    if engine.wait():
         raise Problem("the deployment did not succeed: the lines above say why", fix="make status; when it is mended: make up")
+
+
+def told(lines: Iterable[str]) -> Iterator[str]:
+    """Return what is worth reading of the engine's output: without its heartbeat, its repetitions and what goes on unchanged."""
+    before = ""
+    for line in map(str.rstrip, lines):
+        if not (line.startswith("@ ") or _GOES_ON.search(line) or line == before):
+            yield line
+            before = line
 
 
 def committed_file() -> Path:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import boto3
+
 from local import paths, stack
 from local.node.probe import kubectl
 from local.view.ledger import Ledger
@@ -56,6 +58,15 @@ def conditions(item: Mapping[str, Any]) -> dict[str, str]:
 def ledger(run: str) -> Ledger:
     """Return what a run has told so far, from its bucket."""
     return Ledger.merge(stack.target().store.ledger_lines(run))
+
+
+def forget(*runs: str) -> None:
+    """Remove what runs of an earlier session left in the cluster and in the bucket, so that their names begin anew."""
+    deploy()
+    target = stack.target()
+    bucket = boto3.resource("s3", endpoint_url=target.store.endpoint, region_name=target.store.region).Bucket(target.store.bucket)
+    for run in runs:
+        bucket.object_versions.filter(Prefix=f"runs/{run}/").delete()
 
 
 def log(pod: str, namespace: str = NAMESPACE) -> str:

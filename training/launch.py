@@ -122,7 +122,7 @@ class Launch:
     def _supervise(self, config: RunConfig) -> Outcome:
         """Run the workers until they end, or until the signal and the grace period end them."""
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0"]
-        command += ["--nproc-per-node", str(config.processes), "-m", "training.train", "--work", str(self._work.path)]
+        command += ["--nproc-per-node", str(config.processes), "-m", "training.worker", "--work", str(self._work.path)]
         torchrun = subprocess.Popen(command, env={**ENVIRONMENT, **os.environ}, start_new_session=True, preexec_fn=die_with_parent)
         while torchrun.poll() is None and not self._eviction.received:
             time.sleep(POLL_SECONDS)

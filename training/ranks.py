@@ -25,6 +25,12 @@ def connect() -> torch.device:
     return device
 
 
+def leave() -> None:
+    """End the group together: a rank that leaves early tears connections that others still use."""
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def on_rank_zero(action: Callable[[], T]) -> T:
     """Do something once and give its result, or raise its TrainerError, on every rank."""
     result: list[Any] = [None, None]

@@ -1,11 +1,8 @@
-"""One worker: the training loop as it happens, from meeting the other ranks to the last checkpoint. Started by training.launch."""
+"""The training loop as it happens, from meeting the other ranks to the last checkpoint. Started by training.worker."""
 
-import argparse
 import math
-import os
 import sys
 import time
-import traceback
 from pathlib import Path
 
 import torch
@@ -17,15 +14,15 @@ from training.catalog import Catalog
 from training.checkpointer import Checkpointer, Progress
 from training.config import RunConfig
 from training.data import Cursor, Sampler, Tokens, open_tokens
-from training.errors import DONE, EVICTED_SAVED, EVICTED_UNSAVED, UNEXPECTED, TrainerError
-from training.events import Events, claim_stdout
+from training.errors import DONE, EVICTED_SAVED, EVICTED_UNSAVED, TrainerError
+from training.events import Events
 from training.ledger import Ledger
 from training.model import Decoder, parameter_count
 from training.models import MODELS, VOCABULARY
 from training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from training.ranks import EvictionNotice, connect
 from training.store import Store
-from training.work import Order, Outcome, Work, die_with_parent
+from training.work import Order, Work
 
 
 def train(config: RunConfig, order: Order, work: Work, events: Events) -> int:
@@ -159,36 +156,3 @@ class Meter:
         rate = self.tokens / self._seconds
         self.tokens, self._seconds = 0, 0.0
         return round(rate, 1)
-
-
-def main() -> int:
-    """Train, and leave the outcome for the launcher; torchrun would turn every exit code into 1.
-
-    An error that all ranks share ends the process with 0, because torchrun answers any other code by killing the ranks that still report.
-    """
-    die_with_parent()
-    stdout = claim_stdout()
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--work", type=Path, required=True)
-    work, rank = Work(parser.parse_args().work), int(os.environ["RANK"])
-    order = work.order()
-    config = RunConfig.model_validate(order.config)
-    journal = work.ledger if rank == 0 else None
-    with Path(os.devnull).open("w") as silence:
-        events = Events(config.run, order.attempt, stdout if rank == 0 else silence, journal)
-        try:
-            outcome = Outcome(train(config, order, work, events))
-        except TrainerError as error:
-            outcome = Outcome(error.code, error.message)
-        except Exception as error:  # noqa: BLE001 - the launcher is told of whatever it is
-            traceback.print_exc()
-            work.report(rank, Outcome(UNEXPECTED, f"{type(error).__name__}: {error}"))
-            return 1
-    work.report(rank, outcome)
-    dist.barrier()  # a rank that leaves early tears connections that others still use
-    dist.destroy_process_group()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -84,6 +84,8 @@ def _controller_manager() -> list[str]:
         f"--cluster-signing-cert-file={pki.certificate('ca')}",
         f"--cluster-signing-key-file={pki.key('ca')}",
         "--use-service-account-credentials",
+        "--allocate-node-cidrs",
+        f"--cluster-cidr={layout.CLUSTER_CIDR}",
         "--leader-elect=false",
         "--profiling=false",
     ]
@@ -129,6 +131,7 @@ def _network_policy() -> list[str]:
         f"--hostname-override={layout.NODE}",
         f"--service-cluster-ip-range={layout.SERVICE_CIDR}",
         "--iptables-sync-period=30s",
+        "--netpol-default-deny",  # a new pod talks to nobody until its rules are in force
     ]
 
 

@@ -1,4 +1,4 @@
-"""The configuration files of the node's components, written anew at each start."""
+"""The configuration files of the node's components, written when they differ from what they should be."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from local.errors import Problem
-from local.node import host, layout, pki
+from local.node import layout, pki
 from local.tools.pins import CNI_FOLDERS, CNI_PACKAGE, CNI_PLUGINS
 
 CONTAINERD = layout.CONFIG / "containerd.toml"
@@ -23,11 +23,16 @@ def write() -> None:
     """Write all of them."""
     layout.CONFIG.mkdir(parents=True, exist_ok=True)
     CNI.mkdir(exist_ok=True)
-    CONTAINERD.write_text(_containerd())
-    (CNI / "10-trainyard.conflist").write_text(json.dumps(_cni(), indent=2))
-    (layout.CONFIG / "resolv.conf").write_text(f"nameserver {layout.DNS_SERVICE}\n")
-    KUBELET.write_text(yaml.safe_dump(_kubelet()))
-    PROXY.write_text(yaml.safe_dump(_proxy()))
+    contents = {
+        CONTAINERD: _containerd(),
+        CNI / "10-trainyard.conflist": json.dumps(_cni(), indent=2),
+        layout.CONFIG / "resolv.conf": f"nameserver {layout.DNS_SERVICE}\n",
+        KUBELET: yaml.safe_dump(_kubelet()),
+        PROXY: yaml.safe_dump(_proxy()),
+    }
+    for path, content in contents.items():
+        if not path.exists() or path.read_text() != content:  # kube-proxy ends when its file is written to
+            path.write_text(content)
     _store_credentials()
 
 
@@ -138,7 +143,7 @@ def _proxy() -> dict[str, object]:
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "iptables",
-        "clusterCIDR": layout.POD_CIDR,
+        "clusterCIDR": layout.CLUSTER_CIDR,
         "clientConnection": {"kubeconfig": str(layout.kubeconfig("kube-proxy"))},
         "conntrack": {"maxPerCore": 0, "min": 0},  # the limit belongs to the machine
         "oomScoreAdj": 0,
@@ -147,8 +152,3 @@ def _proxy() -> dict[str, object]:
         "healthzBindAddress": "127.0.0.1:10256",
         "detectLocalMode": "ClusterCIDR",
     }
-
-
-def cgroup_note() -> str:
-    """Return which cgroup version the node uses."""
-    return "cgroup v2" if host.unified_cgroups() else "cgroup v1"

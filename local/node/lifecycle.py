@@ -40,12 +40,15 @@ def start(progress: Progress) -> list[str]:
         progress.detail("node", "kubelet")
         probe.until("the object store", probe.store_ready, component="object-store")
         probe.until("the node to be Ready", probe.node_ready, component="kubelet")
+        probe.until("its range of pod addresses", probe.has_pod_addresses, component="kube-controller-manager")
         _start_dead(components.NETWORK_POLICY)
+        probe.until("network rules", probe.policies_ready, component="network-policy")
         loading.join()
         _advertise_gpus()
         progress.detail("node", "cluster DNS")
         _deploy_dns()
         probe.until("the cluster DNS", probe.dns_ready, component="kubelet")
+        _check_all_alive()
         progress.detail("node", "ready: a pod runs")
     return [component.name for component in components.ALL if component.name not in running_before]
 
@@ -85,6 +88,16 @@ def _start_dead(*wanted: components.Component) -> None:
     for component in wanted:
         if not processes.alive(component.name):
             component.start()
+
+
+def _check_all_alive() -> None:
+    for component in components.ALL:
+        if not processes.alive(component.name):
+            raise Problem(
+                f"{component.name} ended soon after it was started\n{processes.tail(component.name)}",
+                where=str(processes.log(component.name)),
+                fix="read the log; then make up",
+            )
 
 
 def _advertise_gpus() -> None:

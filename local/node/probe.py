@@ -80,6 +80,17 @@ def node_ready() -> bool:
     return any(datetime.datetime.fromisoformat(item["lastHeartbeatTime"]).timestamp() >= begun for item in ready)
 
 
+def has_pod_addresses() -> bool:
+    """Tell whether the node was given its range of pod addresses, without which the policy controller cannot deny by default."""
+    return bool(get("node", layout.NODE).get("spec", {}).get("podCIDR"))
+
+
+def policies_ready() -> bool:
+    """Tell whether the policy controller has put its chains in force."""
+    listing = host.inside("iptables", "--wait", "--numeric", "--list", "KUBE-NWPLCY-DEFAULT")
+    return subprocess.run(listing, capture_output=True, check=False).returncode == 0
+
+
 def dns_ready() -> bool:
     """Tell whether a name is resolved through the cluster DNS's service address, from inside the node's network."""
     done = subprocess.run(host.inside(sys.executable, "-c", _ASK_DNS, layout.DNS_SERVICE), capture_output=True, check=False)

@@ -82,8 +82,8 @@ def _link() -> None:
         if tool.plugin:
             # The engine passes over folders that are links themselves.
             _make_links(paths.PULUMI_PLUGINS / f"{tool.plugin}-v{tool.version}", {tool.name: place / tool.name})
-        names = () if tool.plugin else (tool.name, *tool.links)
-        programs.update({name: place / name for name in (*names, *(extra.name for extra in tool.extras if extra.executable))})
+        else:
+            programs.update({name: place / name for name in (tool.name, *tool.links)})
     _make_links(paths.BIN, programs)
 
 

@@ -48,7 +48,7 @@ class Tool:
     links: tuple[str, ...] = ()
     extras: tuple[Extra, ...] = ()
     plugin: str = ""
-    """For a plugin of the engine: its kind and name. It is not put on PATH, where the engine would warn of it, but into its plugin folder."""
+    """For a plugin of the engine: its kind and name. It goes into the engine's plugin folder; on PATH it would be warned of."""
     expected_seconds: int = 5
     """Build time on two cores, in the order of this table, used only to say how much is left."""
     path_minimum: tuple[int, int] | None = None
@@ -117,6 +117,8 @@ TOOLS: tuple[Tool, ...] = (
         "pulumi",
         "github.com/pulumi/pulumi/pkg/v3/cmd/pulumi",
         ldflags=(f"-X github.com/pulumi/pulumi/sdk/v3/go/common/version.Version=v{PULUMI}",),
+        # The host of dynamic resources, which the engine looks for beside itself.
+        extras=(Extra(_SDK, "python/dist/pulumi-resource-pulumi-python", "pulumi-resource-pulumi-python", True),),
         expected_seconds=134,
         path_minimum=(3, 259),
         path_companions=("pulumi-language-python",),
@@ -126,11 +128,8 @@ TOOLS: tuple[Tool, ...] = (
         "3.79.0",
         "language-python",
         "github.com/pulumi/pulumi/sdk/v3/python/cmd/pulumi-language-python",
-        # The host is the last one that was tagged in its module; the scripts beside it are those of the engine's version.
-        extras=(
-            Extra(_SDK, "python/cmd/pulumi-language-python-exec", "pulumi-language-python-exec", True, "pulumi"),
-            Extra(_SDK, "python/dist/pulumi-resource-pulumi-python", "pulumi-resource-pulumi-python", True, "pulumi"),
-        ),
+        # The host is the last one that was tagged in its module; the script beside it is that of the engine's version.
+        extras=(Extra(_SDK, "python/cmd/pulumi-language-python-exec", "pulumi-language-python-exec", True, "pulumi"),),
         plugin="language-python",
         expected_seconds=13,
     ),

@@ -15,6 +15,7 @@ FILES = tuple(f"tests/cluster/runs/{name}.yaml" for name in (STRAIGHT, INTERRUPT
 @pytest.fixture(scope="module")
 def finished(until: Until) -> None:
     """Deploy both runs, delete the pod of one while it trains, wait for both to complete; they have the two GPUs one after the other."""
+    live.forget(STRAIGHT, INTERRUPTED)
     live.deploy(*FILES)
     deleted = until("a step past the first checkpoint of the run to interrupt", _past_the_first_checkpoint, 240)
     kubectl("delete", "pod", deleted, f"--namespace={live.NAMESPACE}", "--wait=false")
@@ -50,21 +51,20 @@ def test_it_had_its_gpus_and_no_right_that_it_does_not_need(finished: None) -> N
 
 
 def test_the_loss_falls(finished: None) -> None:
-    curve = live.ledger(STRAIGHT).losses
-    assert curve[0].loss > 5
-    assert curve[-1].loss < 3.5
+    curve = live.ledger(STRAIGHT).series("loss")
+    assert curve[0].value > 5
+    assert curve[-1].value < 3.5
 
 
 def test_the_interrupted_run_began_again_from_a_checkpoint(finished: None) -> None:
-    events = live.ledger(INTERRUPTED).events
-    assert [event["event"] for event in events if event["event"] == "start"] == ["start", "start"]
-    restored = [event["step"] for event in events if event["event"] == "restore"]
+    told = live.ledger(INTERRUPTED)
+    assert [attempt.outcome for attempt in told.attempts] == ["evicted", "completed"]
+    restored = told.last("restore")
     assert restored
-    assert restored[-1] >= 20
+    assert restored.integer("step") >= 20
 
 
 def test_its_losses_equal_those_of_the_run_that_was_left_alone_bit_for_bit(finished: None) -> None:
-    straight = {point.step: point.loss for point in live.ledger(STRAIGHT).losses}
-    interrupted = {point.step: point.loss for point in live.ledger(INTERRUPTED).losses}
-    assert straight == interrupted
-    assert max(straight) == 60
+    straight = live.ledger(STRAIGHT).series("loss")
+    assert straight == live.ledger(INTERRUPTED).series("loss")
+    assert [point.step for point in straight] == list(range(1, 61))

@@ -106,7 +106,7 @@ class Attempt:
     def workers(self) -> list[int]:
         """List the processes that train."""
         return sorted(
-            pid for pid, words in self.processes().items() if b"training.train" in words and b"torch.distributed.run" not in words
+            pid for pid, words in self.processes().items() if b"training.worker" in words and b"torch.distributed.run" not in words
         )
 
     def signal(self, number: int) -> Self:

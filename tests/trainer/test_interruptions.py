@@ -56,16 +56,16 @@ def test_a_killed_rank_costs_the_steps_since_the_checkpoint_and_nothing_else(lab
     assert curve == list(straight.losses.items()), "each step is in the ledger once"
 
 
-def test_a_signal_before_the_first_step_ends_the_run_promptly(lab: Lab) -> None:
+def test_a_signal_before_the_first_step_ends_the_run_promptly(lab: Lab, until: Callable[..., object]) -> None:
     attempt = lab.start(lab.config("early"))
-    attempt.wait_for(lambda event: event["event"] == "data")
+    until("workers that load torch", attempt.workers)
     began = time.monotonic()
     told = attempt.signal(signal.SIGTERM).end()
     assert told.code == 43, told.errors
     assert time.monotonic() - began < 5
     assert told.one("evicted") | {"step": 0, "saved": False, "signal": "SIGTERM"} == told.one("evicted")
     assert lab.ledger("early") == told.events
-    assert not attempt.processes(), "no process outlives the launcher"
+    until("the end of every process of the attempt", lambda: not attempt.processes(), seconds=2)
 
 
 @pytest.mark.parametrize("lose_store", [Gateway.stop, Gateway.hang])
