@@ -63,6 +63,7 @@ def provide(progress: Progress) -> Image:
         _build(tag)
         progress.detail(TASK, "writing it as OCI layout")
         image = Image(sources, tag, _export(tag))
+        _leave_no_mount()
         progress.detail(TASK, f"{tag} {image.digest[:19]}")
     _RECORD.parent.mkdir(parents=True, exist_ok=True)
     _RECORD.write_text(json.dumps(asdict(image)))
@@ -90,7 +91,7 @@ def purge() -> None:
     """Remove the build storage; it holds mounts and files of other owners, which only its own tool may remove."""
     if shutil.which("buildah") and _store().exists():
         subprocess.run([*_buildah(), "rmi", "--all", "--force"], capture_output=True, check=False)
-    shutil.rmtree(_runtime(), ignore_errors=True)
+    _leave_no_mount()
 
 
 def git_revision() -> str:
@@ -199,6 +200,12 @@ def _known() -> Image | None:
 
 def _layout_has(digest: str) -> bool:
     return _blob(digest).exists()
+
+
+def _leave_no_mount() -> None:
+    """Undo what buildah leaves on the machine: its storage mounted on itself, and its runtime folder."""
+    subprocess.run(["umount", str(_store() / "storage" / "overlay")], capture_output=True, check=False)
+    shutil.rmtree(_runtime(), ignore_errors=True)
 
 
 def _exists(reference: str) -> bool:

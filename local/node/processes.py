@@ -12,9 +12,6 @@ from pathlib import Path
 from local import paths
 from local.node import layout
 
-_children: list[subprocess.Popen[bytes]] = []
-"""What this command started; `subprocess` warns of a running child that nobody refers to."""
-
 
 def start(name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
     """Start `command` in a session of its own, its output appended to the component's log."""
@@ -22,7 +19,7 @@ def start(name: str, command: Sequence[str], environment: Mapping[str, str]) -> 
     layout.PIDS.mkdir(parents=True, exist_ok=True)
     path = f"{paths.BIN}{os.pathsep}{os.environ.get('PATH', '')}"
     with log(name).open("ab") as output:
-        process = subprocess.Popen(  # it outlives this command, so nobody waits for it
+        process = subprocess.Popen(
             command,
             cwd="/",
             env={"PATH": path, "HOME": str(layout.ROOT), **environment},
@@ -31,7 +28,7 @@ def start(name: str, command: Sequence[str], environment: Mapping[str, str]) -> 
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    _children.append(process)
+    process.returncode = 0  # disowned: `subprocess` would warn of a child that nobody waits for
     _pid_file(name).write_text(f"{process.pid} {_started(process.pid)}")
 
 
@@ -117,8 +114,9 @@ def _started(number: int) -> str:
         fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    state, started = fields[0], fields[19]
-    return "" if state in "ZX" else started
+    state, threads, started = fields[0], int(fields[17]), fields[19]
+    # The first thread of a killed process may be a zombie while others still hold its sockets.
+    return "" if state in "ZX" and threads <= 1 else started
 
 
 def _send(number: int, what: signal.Signals) -> None:

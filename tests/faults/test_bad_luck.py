@@ -60,7 +60,7 @@ def test_an_old_python_is_named_with_the_one_that_is_needed() -> None:
 
 
 def test_without_root_the_node_says_so_and_offers_the_way_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "import os; os.seteuid(65534)\nfrom local.node import lifecycle\nlifecycle.check()"
+    script = "import os\nfrom local.node import lifecycle\nos.seteuid(65534)\nlifecycle.check()"
     done = subprocess.run([sys.executable, "-c", script], cwd=paths.PROJECT, capture_output=True, text=True, check=False)
     assert "needs root" in done.stderr
     assert "docs/own-cluster.md" in done.stderr
@@ -86,10 +86,11 @@ def test_the_node_of_another_checkout_is_named(stopped: None, tmp_path: Path) ->
 
 
 def test_an_address_range_in_use_is_named(stopped: None) -> None:
-    subprocess.run(["ip", "link", "add", "taken0", "type", "dummy"], check=True)
+    subprocess.run(["ip", "link", "add", "taken0", "type", "veth", "peer", "name", "taken1"], check=True)
     try:
         subprocess.run(["ip", "address", "add", "198.18.0.9/24", "dev", "taken0"], check=True)
-        subprocess.run(["ip", "link", "set", "taken0", "up"], check=True)
+        for link in ("taken0", "taken1"):
+            subprocess.run(["ip", "link", "set", link, "up"], check=True)
         with pytest.raises(Problem, match=r"route in 198\.18\.0\.0/16.*taken0"):
             host.prepare()
     finally:

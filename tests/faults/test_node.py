@@ -15,7 +15,6 @@ from local.progress import Progress
 from tests import live
 from tests.conftest import Until
 
-OURS = ("kube", "etcd", "containerd", "versitygw", "coredns", "network-policy", "pause")
 NAMES = [component.name for component in components.ALL]
 
 
@@ -58,8 +57,7 @@ def footprint() -> dict[str, object]:
         return sorted(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines())
 
     mounts = sorted(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    commands = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    programs = sorted(name for entry in commands if (name := _program(entry)).startswith(OURS))
+    programs = sorted(filter(None, map(_ours, Path("/proc").glob("[0-9]*"))))
     groups = sorted(str(path) for path in layout.CGROUPS.rglob(f"{layout.NAMESPACE}*"))
     return {
         "mounts": mounts,
@@ -73,11 +71,13 @@ def footprint() -> dict[str, object]:
     }
 
 
-def _program(entry: Path) -> str:
+def _ours(entry: Path) -> str:
+    """Return the program of a process that the node's folders stand on the command line of."""
     try:
-        return (entry / "exe").readlink().name
+        arguments = (entry / "cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return ""
+    return arguments.split("\0")[0] if any(str(folder) in arguments for folder in (layout.ROOT, layout.RUNTIME)) else ""
 
 
 def test_a_stopped_node_leaves_the_machine_as_it_was_and_starts_again_with_its_data(until: Until) -> None:
