@@ -71,12 +71,16 @@ def platform_up(progress: Progress) -> None:
         tools.provide(progress)
         return
     lifecycle.check()
+
+    def image() -> trainer.Image:
+        built = trainer.provide(progress)
+        lifecycle.start_runtime()
+        trainer.load(built, progress)
+        return built
+
     with ThreadPoolExecutor(2) as lanes:
-        image = lanes.submit(trainer.provide, progress)
-        ready = lanes.submit(tools.provide, progress)
-        built = _results(image, ready)[0]
+        built, _ = _results(lanes.submit(image), lanes.submit(tools.provide, progress))
     lifecycle.start(progress)
-    trainer.load(built, progress)
     stack.write_facts(built)
 
 

@@ -25,9 +25,7 @@ from local.tools import locate
 from local.view import Store
 
 STACK = "local"
-_GOES_ON = re.compile(
-    r" (creating|updating|replacing|deleting|reading) \(\d+s\)( Skipping await logic| warning: .* completed with exit code 0)?$"
-)
+_GOES_ON = re.compile(r" (creat|updat|replac|delet|read)ing( original)? \(\d+s\)(?!.*(Waiting for|[Ee]rror))")
 _PASSPHRASE = paths.HOME / "pulumi.passphrase"
 _CONFIG = paths.HOME / f"Pulumi.{STACK}.yaml"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import string
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from local import images
@@ -23,17 +23,13 @@ def start(progress: Progress) -> list[str]:
     """
     check()
     running_before = {component.name for component in components.ALL if processes.alive(component.name)}
-    with progress.task("node", "network, certificates", quiet_under=2.0):
-        host.prepare()
+    with progress.task("node", "network, containerd", quiet_under=2.0), ThreadPoolExecutor(1) as beside:
+        start_runtime()
         pki.provide()
-        configs.write()
         for folder in (layout.STORE_DATA, layout.STORE_VERSIONS, layout.KUBELET):
             folder.mkdir(parents=True, exist_ok=True)
-        _start_dead(components.CONTAINERD, components.STORE, *components.CONTROL_PLANE)
-        progress.detail("node", "containerd")
-        probe.until("containerd", probe.containerd_ready, component="containerd")
-        loading = threading.Thread(target=images.load_controllers)
-        loading.start()  # while the API server starts
+        _start_dead(components.STORE, *components.CONTROL_PLANE)
+        loading = beside.submit(images.load_controllers)
         progress.detail("node", "API server")
         probe.until("the API server", probe.api_ready, component="kube-apiserver")
         _start_dead(*components.CONTROLLERS, *components.NODE)
@@ -43,7 +39,7 @@ def start(progress: Progress) -> list[str]:
         probe.until("its range of pod addresses", probe.has_pod_addresses, component="kube-controller-manager")
         _start_dead(components.NETWORK_POLICY)
         probe.until("network rules", probe.policies_ready, component="network-policy")
-        loading.join()
+        loading.result()
         _advertise_gpus()
         progress.detail("node", "cluster DNS")
         _deploy_dns()
@@ -51,6 +47,14 @@ def start(progress: Progress) -> list[str]:
         _check_all_alive()
         progress.detail("node", "ready: a pod runs")
     return [component.name for component in components.ALL if component.name not in running_before]
+
+
+def start_runtime() -> None:
+    """Bring up what takes images, containerd in the node's network; it needs no tool that has to be built."""
+    host.prepare()
+    configs.write()
+    _start_dead(components.CONTAINERD)
+    probe.until("containerd", probe.containerd_ready, component="containerd")
 
 
 def stop() -> None:
