@@ -3,7 +3,7 @@ PYTHON ?= python3
 RUN ?=
 TESTS ?= tests
 VENV := .trainyard/venv/bin
-CODE := __main__.py infra training policies local tests benchmarks
+CODE := __main__.py infra training local tests benchmarks
 
 .DEFAULT_GOAL := help
 .PHONY: help up down clean purge preview status logs tools test check fmt schema requirements

@@ -51,7 +51,7 @@ class BucketProvider(ResourceProvider):
         return session.client("s3", endpoint_url=properties["endpoint"], config=config)
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        """Create the bucket, or take it over when these keys own it and nothing is in it."""
+        """Create the bucket, or take it over when these keys own it: one that outlived its stack keeps what it holds."""
         client, bucket = self._client(props), props["bucket"]
         try:
             client.create_bucket(Bucket=bucket)

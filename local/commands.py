@@ -45,7 +45,7 @@ def _up(options: argparse.Namespace) -> int:
     begun = time.monotonic()
     progress = Progress()
     with progress.running():
-        bootstrap.enter(["up", *([options.run] if options.run else [])], python.BASE, platform=_needs_node(), progress=progress)
+        bootstrap.enter(["up", *([options.run] if options.run else [])], python.BASE, platform=needs_node(), progress=progress)
         from local import stack, view
 
         stack.check()
@@ -67,8 +67,8 @@ def platform_up(progress: Progress) -> None:
     from local.images import trainer
     from local.node import lifecycle
 
-    if not _needs_node():
-        tools.provide(progress)
+    if not needs_node():
+        tools.provide(progress, tools.ENGINE)
         return
     lifecycle.check()
 
@@ -94,7 +94,7 @@ def _results(*lanes: Future) -> list:
     return [lane.result() for lane in lanes]
 
 
-def _needs_node() -> bool:
+def needs_node() -> bool:
     """Tell whether the stack deploys to the embedded node, not to a cluster of the user's own."""
     text = (paths.PROJECT / "Pulumi.local.yaml").read_text()
     return not any(line.strip().startswith("trainyard:kubeconfig:") for line in text.splitlines())
@@ -198,7 +198,7 @@ def _preview(_: argparse.Namespace) -> int:
     _in_environment(["preview"])
     from local import stack
 
-    if not paths.PLATFORM.exists() and _needs_node():
+    if not paths.PLATFORM.exists() and needs_node():
         raise Problem("there is no platform to preview against yet", fix="make up")
     return stack.pulumi("preview", "--diff")
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import yaml
 
-from infra.config import load_stack
+from infra.plan import plan_of_file
 from infra.problems import ConfigError
-from infra.runs.file import load_run
 from infra.settings import PlatformConfig
 from local import paths
 from local.errors import Problem
@@ -64,6 +63,11 @@ def environment(credentials: Mapping[str, str] | None = None) -> dict[str, str]:
     if credentials is None:
         credentials = configs.store_credentials() if layout.STORE_CREDENTIALS.exists() else {}
     return {**os.environ, **ours, **credentials}
+
+
+def python() -> str:
+    """Return the interpreter of the virtual environment."""
+    return str(paths.VENV / "bin" / "python")
 
 
 def pulumi(*arguments: str) -> int:
@@ -116,8 +120,8 @@ def target() -> Target:
 
 def _configuration() -> tuple[PlatformConfig, tuple[str, ...]]:
     try:
-        config = load_stack(committed_file(), paths.PROJECT)
-        return config, tuple(load_run(paths.PROJECT / file, file).name for file in config.runs)
+        planned = plan_of_file(committed_file(), paths.PROJECT)
+        return planned.config, tuple(run.name for run in planned.runs)
     except ConfigError as error:
         raise Problem(str(error)) from None
 

@@ -51,11 +51,10 @@ IDENTITIES = (
     Identity("kube-scheduler", "system:kube-scheduler"),
     Identity("kube-proxy", "system:kube-proxy"),
     Identity("network-policy", "trainyard:network-policy", "system:masters"),
-    Identity("kwok", "trainyard:kwok", "system:masters"),
     Identity("kubelet", f"system:node:{layout.NODE}", "system:nodes", (layout.NODE, layout.NODE_ADDRESS)),
 )
 
-KUBECONFIGS = ("admin", "kube-controller-manager", "kube-scheduler", "kube-proxy", "network-policy", "kwok", "kubelet")
+KUBECONFIGS = ("admin", "kube-controller-manager", "kube-scheduler", "kube-proxy", "network-policy", "kubelet")
 
 
 def provide() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from local import paths
@@ -14,11 +14,15 @@ from local.progress import Progress
 from local.tools import build, cache
 from local.tools.pins import TOOLS, Tool
 
+ENGINE = ("pulumi", "pulumi-language-python", "pulumi-resource-kubernetes")
+"""The tools that a cluster of the user's own needs too."""
 
-def provide(progress: Progress) -> None:
-    """Make every tool available and link it into `.trainyard/bin`; costs nothing when all are there."""
-    build.build_missing([tool for tool in TOOLS if not own(tool)], progress)
-    _link()
+
+def provide(progress: Progress, names: Collection[str] = ()) -> None:
+    """Make every tool available, or those of `names`, and link it into `.trainyard/bin`; costs nothing when all are there."""
+    wanted = [tool for tool in TOOLS if not names or tool.name in names]
+    build.build_missing([tool for tool in wanted if not own(tool)], progress)
+    _link(wanted)
 
 
 def locate(name: str) -> Path:
@@ -72,9 +76,9 @@ def _outside(name: str) -> Path | None:
     return Path(found) if found and paths.BIN not in Path(found).parents else None
 
 
-def _link() -> None:
+def _link(tools: Sequence[Tool]) -> None:
     programs: dict[str, Path] = {}
-    for tool in TOOLS:
+    for tool in tools:
         place, path = cache.folder(tool), own(tool)
         if path:
             programs[tool.name] = path

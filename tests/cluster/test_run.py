@@ -8,6 +8,9 @@ from local.node.probe import kubectl
 from tests import live
 from tests.conftest import Until
 
+pytestmark = pytest.mark.timeout(1500)
+"""The fixture waits for three runs, one after the other."""
+
 STRAIGHT, INTERRUPTED = "straight", "interrupted"
 FILES = tuple(f"tests/cluster/runs/{name}.yaml" for name in (STRAIGHT, INTERRUPTED))
 
@@ -17,10 +20,10 @@ def finished(until: Until) -> None:
     """Deploy both runs, delete the pod of one while it trains, wait for both to complete; they have the two GPUs one after the other."""
     live.forget(STRAIGHT, INTERRUPTED)
     live.deploy(*FILES)
-    deleted = until("a step past the first checkpoint of the run to interrupt", _past_the_first_checkpoint, 240)
+    deleted = until("a step past the first checkpoint of the run to interrupt", _past_the_first_checkpoint, 600)
     kubectl("delete", "pod", deleted, f"--namespace={live.NAMESPACE}", "--wait=false")
     for run in (STRAIGHT, INTERRUPTED):
-        until(f"the end of run {run}", lambda run=run: live.conditions(live.of_run("jobs.batch", run)[-1]).get("Complete") == "True", 300)
+        until(f"the end of run {run}", lambda run=run: live.conditions(live.of_run("jobs.batch", run)[-1]).get("Complete") == "True", 600)
 
 
 def _past_the_first_checkpoint() -> str:
