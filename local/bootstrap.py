@@ -11,8 +11,10 @@ import subprocess
 import sys
 
 from local import paths, python, system
+from local.node import host
 from local.progress import Progress
 from local.tools import cache
+from local.tools.build import die_with_parent
 from local.tools.pins import TOOLS
 
 
@@ -22,6 +24,7 @@ def enter(command: list[str], requirements: str, *, platform: bool, progress: Pr
     With `platform`, the distribution's packages are installed first and the build of missing tools is begun.
     """
     if platform:
+        host.check()
         if not python.inside() and not all(cache.find(tool) for tool in TOOLS):
             _begin_tools()
         system.provide(progress)
@@ -37,5 +40,10 @@ def _begin_tools() -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         subprocess.Popen(
-            [sys.executable, "-m", "local", "tools"], cwd=paths.PROJECT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            [sys.executable, "-m", "local", "tools"],
+            cwd=paths.PROJECT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=die_with_parent,  # this process, which keeps its number when it goes on in the virtual environment
         )

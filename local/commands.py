@@ -70,7 +70,6 @@ def platform_up(progress: Progress) -> None:
     if not needs_node():
         tools.provide(progress, tools.ENGINE)
         return
-    lifecycle.check()
 
     def image() -> trainer.Image:
         built = trainer.provide(progress)

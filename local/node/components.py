@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -159,8 +158,3 @@ NETWORK_POLICY = Component("network-policy", _network_policy)
 """After the node is registered: it looks its own node up once, at its start."""
 ALL = (CONTAINERD, STORE, *CONTROL_PLANE, *CONTROLLERS, *NODE, NETWORK_POLICY)
 """Every component in the order of starting; they are stopped in the opposite one."""
-
-
-def path_length_is_fine() -> bool:
-    """Tell whether the kubelet's sockets fit into the length that a socket's path may have."""
-    return len(os.fsencode(layout.ROOT)) <= layout.MAX_ROOT_LENGTH

@@ -14,12 +14,27 @@ import time
 from pathlib import Path
 
 from local.errors import Problem
-from local.node import layout
+from local.node import layout, processes
 
 _INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
 _INOTIFY_NEEDED = 8192
 _UNDO = layout.PIDS / "host.json"
 _OWNER = layout.RUNTIME / "owner"
+
+
+def check() -> None:
+    """Raise `Problem` for what a node cannot be started on."""
+    if os.geteuid() != 0:
+        raise Problem(
+            "the embedded node needs root: it makes a network namespace, cgroups and mounts",
+            fix="run the command with sudo, or deploy to a cluster you have: docs/own-cluster.md",
+        )
+    if len(os.fsencode(layout.ROOT)) > layout.MAX_ROOT_LENGTH:
+        raise Problem(
+            f"the checkout lies too deep: the node's folder has {len(os.fsencode(layout.ROOT))} characters of {layout.MAX_ROOT_LENGTH}",
+            where=str(layout.ROOT),
+            fix="clone into a folder with a shorter path",
+        )
 
 
 def prepare() -> None:
@@ -33,19 +48,29 @@ def prepare() -> None:
     _cgroups()
 
 
-def undo() -> None:
-    """Take back everything that `prepare` did; safe when nothing or half of it was done. The node's processes must have ended."""
-    _unmount_all()
+def end_pods() -> None:
+    """End the processes of all pods, then what supervises them. Nothing may be left that starts them anew."""
+    processes.end(cgroup_processes(), grace=10.0)
+    processes.end(processes.matching(str(layout.CONTAINERD_SOCKET)), grace=2.0)
+
+
+def undo(root: Path = layout.ROOT) -> None:
+    """Take back everything that `prepare` did; safe when nothing or half of it was done. The node's processes must have ended.
+
+    `root` is the folder of the node that did it.
+    """
+    _unmount_all(root)
     _quiet("ip", "netns", "delete", layout.NAMESPACE)
     _quiet("ip", "link", "delete", layout.HOST_LINK)
     for group in _groups():
         _remove_tree(group)
-    changed = json.loads(_UNDO.read_text()) if _UNDO.exists() else {}
+    record = root / layout.PIDS.name / _UNDO.name
+    changed = json.loads(record.read_text()) if record.exists() else {}
     if "inotify" in changed:
         _INOTIFY.write_text(changed["inotify"])
     if "private" in changed:
         _quiet("mount", "--make-private", "/")
-    _UNDO.unlink(missing_ok=True)
+    record.unlink(missing_ok=True)
     subprocess.run(["rm", "-rf", layout.RUNTIME, layout.CNI_STATE], check=True)
     if layout.NETNS.parent.is_dir() and not any(layout.NETNS.parent.iterdir()):  # `ip netns` mounts the folder on itself and leaves it so
         _quiet("umount", str(layout.NETNS.parent))
@@ -89,12 +114,17 @@ def _claim() -> None:
     layout.RUNTIME.mkdir(parents=True, exist_ok=True)
     layout.PIDS.mkdir(parents=True, exist_ok=True)
     holder = owner()
-    if holder and holder != str(layout.ROOT) and Path(holder).exists():
-        raise Problem(
-            "another checkout's node is on this machine already, and there is one network namespace for it",
-            where=holder,
-            fix=f"make down in {Path(holder).parent.parent}",
-        )
+    if holder and holder != str(layout.ROOT):
+        if processes.any_alive(Path(holder) / layout.PIDS.name):
+            raise Problem(
+                "another checkout's node is on this machine already, and there is one network namespace for it",
+                where=holder,
+                fix=f"make down in {Path(holder).parent.parent}",
+            )
+        end_pods()
+        undo(Path(holder))  # it was killed, not stopped
+        layout.RUNTIME.mkdir(parents=True)
+        holder = None
     if not holder and layout.NETNS.exists():
         raise Problem(
             f"the network namespace {layout.NAMESPACE} is in use by something that is not trainyard",
@@ -192,8 +222,8 @@ def _remove_tree(group: Path) -> None:
                 time.sleep(0.05)
 
 
-def _unmount_all() -> None:
-    ours = (str(layout.ROOT), str(layout.RUNTIME))
+def _unmount_all(root: Path) -> None:
+    ours = (str(root), str(layout.RUNTIME))
     mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     for mount in reversed(mounts):
         if mount.startswith(ours):
@@ -219,8 +249,3 @@ def _run(*command: str) -> None:
 
 def _quiet(*command: str) -> None:
     subprocess.run(command, capture_output=True, check=False)
-
-
-def is_root() -> bool:
-    """Tell whether this process may do all of this."""
-    return os.geteuid() == 0

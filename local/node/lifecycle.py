@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import string
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ def start(progress: Progress) -> list[str]:
 
     Raises `Problem` when there is no root, another node is in the way, or a component does not come up.
     """
-    check()
+    host.check()
     running_before = {component.name for component in components.ALL if processes.alive(component.name)}
     with progress.task("node", "network, containerd", quiet_under=2.0), ThreadPoolExecutor(1) as beside:
         start_runtime()
@@ -61,9 +60,7 @@ def stop() -> None:
     """End every process of the node and undo what it changed on the machine; its data stay for the next start."""
     for component in reversed(components.ALL):
         if component is components.CONTAINERD:
-            # The kubelet is gone, so nothing starts the pods anew: they may end in their own time, then their shims.
-            processes.end(host.cgroup_processes(), grace=10.0)
-            processes.end(processes.matching(str(layout.CONTAINERD_SOCKET)), grace=2.0)
+            host.end_pods()
         processes.stop(component.name, grace=component.grace)
     host.undo()
 
@@ -71,21 +68,6 @@ def stop() -> None:
 def states() -> dict[str, int | None]:
     """Return the process id of every component, `None` for one that does not run."""
     return {component.name: processes.pid(component.name) for component in components.ALL}
-
-
-def check() -> None:
-    """Raise `Problem` for what a node cannot be started on."""
-    if not host.is_root():
-        raise Problem(
-            "the embedded node needs root: it makes a network namespace, cgroups and mounts",
-            fix="run the command with sudo, or deploy to a cluster you have: docs/own-cluster.md",
-        )
-    if not components.path_length_is_fine():
-        raise Problem(
-            f"the checkout lies too deep: the node's folder has {len(os.fsencode(layout.ROOT))} characters of {layout.MAX_ROOT_LENGTH}",
-            where=str(layout.ROOT),
-            fix="clone into a folder with a shorter path",
-        )
 
 
 def _start_dead(*wanted: components.Component) -> None:

@@ -39,8 +39,17 @@ def alive(name: str) -> bool:
 
 def pid(name: str) -> int | None:
     """Return the process id of a running component, `None` when it does not run."""
+    return _running(_pid_file(name))
+
+
+def any_alive(folder: Path) -> bool:
+    """Tell whether any process runs of which `folder` holds the pid file."""
+    return any(_running(record) for record in folder.glob("*.pid"))
+
+
+def _running(record: Path) -> int | None:
     try:
-        number, started = _pid_file(name).read_text().split()
+        number, started = record.read_text().split()
     except (FileNotFoundError, ValueError):
         return None
     return int(number) if _started(int(number)) == started else None

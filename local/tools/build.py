@@ -6,9 +6,11 @@ build cache and the module downloads (some 11 GB) are removed.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -21,6 +23,8 @@ from local.tools import cache, golang
 from local.tools.pins import Extra, Tool
 
 TASK = "tools"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_libc = ctypes.CDLL(None)
 _FREE_BYTES = 14 * 10**9
 """Downloads, build cache and binaries together, measured 11 GB."""
 
@@ -46,6 +50,11 @@ def build_missing(tools: Sequence[Tool], progress: Progress) -> None:
                 progress.say(f"  built {tool.name} {tool.version} in {clock(_build(go, tool))}")
             _drop_build_cache(go)
         progress.detail(TASK, f"{len(missing)} built" if missing else "built by another process")
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when its parent ends, however that ends: a build nobody waits for is not wanted."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def environment() -> dict[str, str]:
@@ -78,7 +87,9 @@ def _build(go: Path, tool: Tool) -> float:
     staged.mkdir(parents=True)
     flags = [f"-gcflags={flag}" for flag in ("all=-dwarf=false", *tool.gcflags)]
     command = [go, "build", "-trimpath", "-ldflags", " ".join(("-s -w", *tool.ldflags)), *flags, "-o", staged / tool.name, tool.package]
-    done = subprocess.run(command, cwd=cache.MODULES / tool.module, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=cache.MODULES / tool.module, env=environment(), capture_output=True, text=True, check=False, preexec_fn=die_with_parent
+    )
     if done.returncode:
         shutil.rmtree(staged, ignore_errors=True)
         raise _failure(tool, done.stderr)

@@ -60,7 +60,7 @@ def test_an_old_python_is_named_with_the_one_that_is_needed() -> None:
 
 
 def test_without_root_the_node_says_so_and_offers_the_way_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "import os\nfrom local.node import lifecycle\nos.seteuid(65534)\nlifecycle.check()"
+    script = "import os\nfrom local.node import host\nos.seteuid(65534)\nhost.check()"
     done = subprocess.run([sys.executable, "-c", script], cwd=paths.PROJECT, capture_output=True, text=True, check=False)
     assert "needs root" in done.stderr
     assert "docs/own-cluster.md" in done.stderr
@@ -76,13 +76,37 @@ def test_a_network_namespace_of_somebody_else_is_left_alone(stopped: None) -> No
         subprocess.run(["ip", "netns", "delete", layout.NAMESPACE], check=True)
 
 
-def test_the_node_of_another_checkout_is_named(stopped: None, tmp_path: Path) -> None:
+@pytest.fixture
+def other_checkout(stopped: None, tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    """The folder of another checkout's node that has the machine, with one process of it that runs."""
+    root = tmp_path / "other" / ".trainyard" / "node"
+    (root / "run").mkdir(parents=True)
+    process = subprocess.Popen(["sleep", "600"])
+    started = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    (root / "run" / "etcd.pid").write_text(f"{process.pid} {started}")
     layout.RUNTIME.mkdir(parents=True)
-    (layout.RUNTIME / "owner").write_text(str(tmp_path))
-    with pytest.raises(Problem, match=f"make down in {tmp_path.parent.parent}"):
+    (layout.RUNTIME / "owner").write_text(str(root))
+    yield root, process
+    process.kill()
+    process.wait()
+
+
+def test_the_running_node_of_another_checkout_is_named_and_left_alone(other_checkout: tuple[Path, subprocess.Popen[bytes]]) -> None:
+    root, process = other_checkout
+    with pytest.raises(Problem, match=f"make down in {root.parent.parent}"):
         host.prepare()
-    assert host.owner() == str(tmp_path)
+    assert host.owner() == str(root)
+    assert process.poll() is None
     (layout.RUNTIME / "owner").unlink()
+
+
+def test_what_is_left_of_a_node_that_was_killed_is_cleared_away(other_checkout: tuple[Path, subprocess.Popen[bytes]]) -> None:
+    root, process = other_checkout
+    process.kill()
+    process.wait()
+    subprocess.run(["ip", "netns", "add", layout.NAMESPACE], check=True)
+    lifecycle.start(Progress())
+    assert host.owner() == str(layout.ROOT) != str(root)
 
 
 def test_an_address_range_in_use_is_named(stopped: None) -> None:
