@@ -45,7 +45,7 @@ def _up(options: argparse.Namespace) -> int:
     begun = time.monotonic()
     progress = Progress()
     with progress.running():
-        bootstrap.enter(["up", *([options.run] if options.run else [])], python.BASE, platform=needs_node(), progress=progress)
+        bootstrap.enter(["up", *([options.run] if options.run else [])], python.BASE, platform=paths.embedded(), progress=progress)
         from local import stack, view
 
         stack.check()
@@ -67,7 +67,7 @@ def platform_up(progress: Progress) -> None:
     from local.images import trainer
     from local.node import lifecycle
 
-    if not needs_node():
+    if not paths.embedded():
         tools.provide(progress, tools.ENGINE)
         return
 
@@ -91,12 +91,6 @@ def _results(*lanes: Future) -> list:
     if failures:
         raise Problem("\n\n".join(map(str, failures)))
     return [lane.result() for lane in lanes]
-
-
-def needs_node() -> bool:
-    """Tell whether the stack deploys to the embedded node, not to a cluster of the user's own."""
-    text = (paths.PROJECT / "Pulumi.local.yaml").read_text()
-    return not any(line.strip().startswith("trainyard:kubeconfig:") for line in text.splitlines())
 
 
 def _record(seconds: dict[str, float]) -> None:
@@ -197,7 +191,7 @@ def _preview(_: argparse.Namespace) -> int:
     _in_environment(["preview"])
     from local import stack
 
-    if not paths.PLATFORM.exists() and needs_node():
+    if not paths.PLATFORM.exists() and paths.embedded():
         raise Problem("there is no platform to preview against yet", fix="make up")
     return stack.pulumi("preview", "--diff")
 
@@ -208,18 +202,26 @@ def _status(_: argparse.Namespace) -> int:
         return 0
     _in_environment(["status"])
     from local import stack, view
+
+    if paths.embedded() and not _node_status():
+        return 0
+    target = stack.target()
+    return view.status(target.kubeconfig, target.store)
+
+
+def _node_status() -> bool:
+    """Tell how the node is; return whether it is up."""
     from local.node import lifecycle
 
     states = lifecycle.states()
     dead = [name for name, pid in states.items() if pid is None]
     if len(dead) == len(states):
         print("the node is down; make up")
-        return 0
+        return False
     print(
         f"node: {len(states) - len(dead)} of {len(states)} components run" + (f"; down: {', '.join(dead)} (make up heals)" if dead else "")
     )
-    target = stack.target()
-    return view.status(target.kubeconfig, target.store)
+    return True
 
 
 def _logs(options: argparse.Namespace) -> int:

@@ -22,6 +22,17 @@ PULUMI_PLUGINS = PULUMI_HOME / "plugins"
 PULUMI_STATE = HOME / "pulumi"
 
 
+STACK_FILE = PROJECT / "Pulumi.local.yaml"
+
+
+def embedded() -> bool:
+    """Tell whether the local stack deploys to the embedded node, not to a cluster of the user's own.
+
+    Read as text: this is asked before anything that reads YAML is installed.
+    """
+    return not any(line.strip().startswith("trainyard:kubeconfig:") for line in STACK_FILE.read_text().splitlines())
+
+
 def cache() -> Path:
     """Return the folder of what is slow to make and the same for every checkout: `$TRAINYARD_CACHE` or the user's cache directory."""
     chosen = os.environ.get("TRAINYARD_CACHE")

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def write_facts(image: Image) -> None:
     paths.PLATFORM.write_text(json.dumps(facts, indent=2) + "\n")
 
 
-def environment(credentials: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Return the environment in which the engine runs: own state and plugins, the tools and the virtual environment first on PATH."""
     bypass = ",".join(filter(None, (os.environ.get("NO_PROXY"), layout.NODE_ADDRESS)))
     ours = {
@@ -60,9 +60,7 @@ def environment(credentials: Mapping[str, str] | None = None) -> dict[str, str]:
         "NO_PROXY": bypass,
         "no_proxy": bypass,
     }
-    if credentials is None:
-        credentials = configs.store_credentials() if layout.STORE_CREDENTIALS.exists() else {}
-    return {**os.environ, **ours, **credentials}
+    return {**os.environ, **ours, **_store_credentials()}
 
 
 def python() -> str:
@@ -112,15 +110,19 @@ def target() -> Target:
     config, runs = _configuration()
     if config.kubeconfig is None or config.object_store is None:
         raise Problem("nothing is up", fix="make up")
-    if layout.STORE_CREDENTIALS.exists():
-        os.environ.update(configs.store_credentials())
+    os.environ.update(_store_credentials())
     store = Store(config.object_store.endpoint, config.object_store.region, config.storage.bucket)
     return Target(paths.PROJECT / Path(config.kubeconfig).expanduser(), store, runs)
 
 
+def _store_credentials() -> dict[str, str]:
+    """Return the keys of the embedded store; those of a store of the user's own are in the environment already."""
+    return configs.store_credentials() if paths.embedded() and layout.STORE_CREDENTIALS.exists() else {}
+
+
 def _configuration() -> tuple[PlatformConfig, tuple[str, ...]]:
     try:
-        planned = plan_of_file(committed_file(), paths.PROJECT)
+        planned = plan_of_file(paths.STACK_FILE, paths.PROJECT)
         return planned.config, tuple(run.name for run in planned.runs)
     except ConfigError as error:
         raise Problem(str(error)) from None
@@ -148,11 +150,6 @@ def told(lines: Iterable[str]) -> Iterator[str]:
             before = line
 
 
-def committed_file() -> Path:
-    """Return the stack file, as it stands in the repository."""
-    return paths.PROJECT / f"Pulumi.{STACK}.yaml"
-
-
 def exists() -> bool:
     """Tell whether the stack was ever deployed from this checkout."""
     return (paths.PULUMI_STATE / ".pulumi" / "stacks").exists()
@@ -163,7 +160,7 @@ def _config_file(extra_runs: Sequence[str]) -> Path:
 
     The engine keeps that salt in the stack file, where it would change a committed file on every machine.
     """
-    content = yaml.safe_load(committed_file().read_text()) or {}
+    content = yaml.safe_load(paths.STACK_FILE.read_text()) or {}
     content.get("config", {}).setdefault("trainyard:runs", []).extend(extra_runs)
     content["encryptionsalt"] = _salt()
     _CONFIG.write_text(yaml.safe_dump(content, sort_keys=False))

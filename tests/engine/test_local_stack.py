@@ -46,9 +46,9 @@ def test_the_credentials_of_the_store_appear_neither_in_the_state_nor_in_what_th
 
 
 def test_the_committed_stack_file_is_not_written_to() -> None:
-    before = stack.committed_file().read_bytes()
+    before = paths.STACK_FILE.read_bytes()
     assert live.engine("preview").returncode == 0
-    assert stack.committed_file().read_bytes() == before
+    assert paths.STACK_FILE.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["dev", "prod"])

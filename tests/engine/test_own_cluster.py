@@ -34,7 +34,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_the_node_is_skipped_and_the_target_is_the_users_cluster(checkout: Path) -> None:
-    script = "from local import commands, stack\ntarget = stack.target()\nprint(commands.needs_node(), target.kubeconfig, *target.runs)"
+    script = "from local import paths, stack\ntarget = stack.target()\nprint(paths.embedded(), target.kubeconfig, *target.runs)"
     done = subprocess.run([stack.python(), "-c", script], cwd=checkout, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", json.loads(paths.PLATFORM.read_text())["kubeconfig"], "smoke"]
 
