@@ -6,7 +6,7 @@ VENV := .trainyard/venv/bin
 CODE := __main__.py infra training local tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help up down clean purge preview status logs tools test check fmt schema requirements
+.PHONY: help up down destroy clean purge preview status logs tools test check fmt schema requirements
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ logs: ## the log of a run (RUN=name)
 
 preview: ## what make up would change
 	@$(PYTHON) -m local preview
+
+destroy: ## remove what the stack deployed: the way out of a cluster of your own
+	@$(PYTHON) -m local destroy
 
 down: ## stop the node, leave nothing running; its data stay for the next make up
 	@$(PYTHON) -m local down

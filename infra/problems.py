@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 Path_ = tuple[str | int, ...]
 
 _SECRET_LIKE = re.compile(r"secret|password|passphrase|token|credential|access_?key|private_?key", re.IGNORECASE)
+_SECRET_WITHIN = re.compile(r"//[^/\s]*@|-----BEGIN ")
 _SHOWN_LENGTH = 60
 
 
@@ -51,7 +52,14 @@ class ConfigError(pulumi.RunError):
 
 def explain(error: ValidationError, model: type[BaseModel], file: str, data: Any, prefix: str = "") -> list[Problem]:
     """Turn pydantic's findings about `data` into problems a person can act on. `prefix` is put before every top-level key."""
-    return [_problem(detail, model, file, data, prefix) for detail in error.errors(include_url=False, include_input=False)]
+    details = error.errors(include_url=False, include_input=False)
+    return [_problem(detail, model, file, data, prefix) for detail in details if not _follows(detail, details)]
+
+
+def _follows(detail: ErrorDetails, details: Sequence[ErrorDetails]) -> bool:
+    """Return whether a list only seems too short because an entry of it is wrong, which is told already."""
+    place = detail["loc"]
+    return detail["type"] == "too_short" and any(other["loc"][: len(place)] == place != other["loc"] for other in details)
 
 
 def _problem(detail: ErrorDetails, model: type[BaseModel], file: str, data: Any, prefix: str) -> Problem:
@@ -65,6 +73,8 @@ def _problem(detail: ErrorDetails, model: type[BaseModel], file: str, data: Any,
         wrong = "is missing"
     elif kind in {"value_error", "assertion_error"}:
         wrong = f"{_given(path, data)}{detail['msg'].removeprefix('Value error, ')}"
+    elif "[key]" in detail["loc"]:
+        wrong = f"is not a name that fits; {_sentence(detail['msg'])}"
     else:
         wrong = f"{_given(path, data)}{_sentence(detail['msg'])}"
     return Problem(file, dotted(path, prefix), wrong, allowed=_description(field), paste=paste(path[:depth], example(field), prefix))
@@ -94,7 +104,7 @@ def _given(path: Path_, data: Any) -> str:
             value = value[part]
         except (KeyError, IndexError, TypeError):
             return ""
-    if any(_SECRET_LIKE.search(str(part)) for part in path):
+    if any(_SECRET_LIKE.search(str(part)) for part in path) or (isinstance(value, str) and _SECRET_WITHIN.search(value)):
         return "(value not shown) "
     if isinstance(value, dict | list):
         return ""

@@ -119,7 +119,7 @@ class Taint(Settings):
 
 
 class NodeGroup(Settings):
-    """Nodes of one shape, one zone and one capacity type. Each node carries the label trainyard.dev/node-group=<name>."""
+    """Nodes of one shape, one zone and one capacity type. Each node carries the label `trainyard.dev/node-group=<name>`."""
 
     name: Label = Field(examples=["l4"])
     instance_type: str | None = Field(None, description="instance type, for groups the stack itself creates", examples=["g6.12xlarge"])
@@ -178,10 +178,19 @@ class PlatformConfig(Settings):
         ],
     )
     controllers: ControllerRequests = Field(
-        default_factory=lambda: ControllerRequests(), description="CPU and memory each controller asks of a node"
+        default_factory=lambda: ControllerRequests(),
+        description="CPU and memory each controller asks of a node",
+        examples=[{"cpu": "100m", "memory": "256Mi"}],
     )
-    node_groups: tuple[NodeGroup, ...] = Field(description="groups of equal nodes, preferred first", min_length=1, max_length=16)
-    teams: tuple[Team, ...] = Field(description="teams that share the node groups", min_length=1)
+    node_groups: tuple[NodeGroup, ...] = Field(
+        description="groups of equal nodes, preferred first, 1 to 16",
+        examples=[[{"name": "local", "node": {"gpus": 2, "cpu": "1500m", "memory": "12Gi"}, "nodes": {"min": 1, "max": 1}}]],
+        min_length=1,
+        max_length=16,
+    )
+    teams: tuple[Team, ...] = Field(
+        description="teams that share the node groups, 1 or more", examples=[[{"name": "research", "gpus": {"local": 2}}]], min_length=1
+    )
     priorities: dict[Label, int] = Field(
         description="priority name -> value; a run of higher value may evict a lower one of its own team",
         examples=[{"standard": 100}],

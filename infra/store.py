@@ -77,9 +77,9 @@ class BucketProvider(ResourceProvider):
         return ReadResult(id_=id_, outs=props)
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
-        """Compare what describes the bucket. The endpoint and the region say only how to reach it."""
+        """Compare what describes the bucket: by another name or at another endpoint it is another bucket."""
         kept = ("bucket", "endpoint", "region", "forceDestroy")
-        replaces = [key for key in ("bucket",) if _olds.get(key) != _news.get(key)]
+        replaces = [key for key in ("bucket", "endpoint") if _olds.get(key) != _news.get(key)]
         changes = any(_olds.get(key) != _news.get(key) for key in kept)
         return DiffResult(changes=changes, replaces=replaces, stables=[], delete_before_replace=False)
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import ModuleType
 
 from local import bootstrap, paths, python
 from local.errors import Problem
@@ -130,13 +131,15 @@ def _clean(_: argparse.Namespace) -> int:
 
 
 def _purge(options: argparse.Namespace) -> int:
-    code = _clean(options)
+    if paths.HOME.exists():
+        _in_environment(["purge"])
     from local.images import trainer
 
     trainer.purge()
+    _clean(options)
     shutil.rmtree(paths.cache(), ignore_errors=True)
     print(f"removed {paths.cache()}")
-    return code
+    return 0
 
 
 def _tools(_: argparse.Namespace) -> int:
@@ -174,7 +177,9 @@ def _test(options: argparse.Namespace) -> int:
     try:
         return pytest(options.tests)
     finally:
-        if not was_up:
+        if was_up:
+            lifecycle.start(Progress())  # tests stop it
+        else:
             lifecycle.stop()
 
 
@@ -188,12 +193,25 @@ def pytest(tests: list[str]) -> int:
 
 
 def _preview(_: argparse.Namespace) -> int:
-    _in_environment(["preview"])
-    from local import stack
-
-    if not paths.PLATFORM.exists() and paths.embedded():
-        raise Problem("there is no platform to preview against yet", fix="make up")
+    stack = _engine("preview")
     return stack.pulumi("preview", "--diff")
+
+
+def _destroy(_: argparse.Namespace) -> int:
+    stack = _engine("destroy")
+    return stack.pulumi("destroy", "--yes", "--skip-preview")
+
+
+def _engine(command: str) -> ModuleType:
+    """Return what drives the engine, with its tools in place; raises `Problem` when there is nothing that it could look at."""
+    _in_environment([command])
+    from local import stack, tools
+
+    if paths.embedded() and not paths.PLATFORM.exists():
+        raise Problem("nothing is up", fix="make up")
+    with Progress().running() as progress:
+        tools.provide(progress, tools.ENGINE)
+    return stack
 
 
 def _status(_: argparse.Namespace) -> int:
@@ -241,6 +259,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "platform": (_platform, "bring up tools, image and node without deploying the stack"),
     "test": (_test, "run the tests on the platform, which is left as it was found"),
     "preview": (_preview, "show what make up would change in the stack"),
+    "destroy": (_destroy, "remove everything that the stack deployed, with the bucket where the stack file allows it"),
     "status": (_status, "show the node, the queues, the runs and the events that matter"),
     "logs": (_logs, "print the log of a run"),
 }

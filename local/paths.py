@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -30,7 +31,7 @@ def embedded() -> bool:
 
     Read as text: this is asked before anything that reads YAML is installed.
     """
-    return not any(line.strip().startswith("trainyard:kubeconfig:") for line in STACK_FILE.read_text().splitlines())
+    return not re.search(r"""^\s*["']?trainyard:kubeconfig["']?\s*:""", STACK_FILE.read_text(), re.MULTILINE)
 
 
 def cache() -> Path:

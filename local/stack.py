@@ -48,7 +48,7 @@ def write_facts(image: Image) -> None:
 
 def environment() -> dict[str, str]:
     """Return the environment in which the engine runs: own state and plugins, the tools and the virtual environment first on PATH."""
-    bypass = ",".join(filter(None, (os.environ.get("NO_PROXY"), layout.NODE_ADDRESS)))
+    bypass = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), layout.NODE_ADDRESS)))
     ours = {
         "PATH": os.pathsep.join((str(paths.VENV / "bin"), str(paths.BIN), os.environ.get("PATH", ""))),
         "VIRTUAL_ENV": str(paths.VENV),

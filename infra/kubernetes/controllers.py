@@ -12,12 +12,15 @@ from pulumi_kubernetes.meta.v1 import ObjectMetaArgs
 
 from infra import labels
 from infra.kubernetes.tenancy import pod_security
+from infra.quantities import memory_bytes
 from infra.settings import Chart, Charts, ControllerRequests, Images
 
 READY_SECONDS = 600
 """How long an admitted run may take until its pods run: node boot, image pull, the grace of an evicted run. Then it is requeued."""
 
 _INSTALL_SECONDS = 300
+_MEMORY_LIMIT = "512Mi"
+"""Of a controller that asks for less."""
 _FAST_PROBE = {"initialDelaySeconds": 1, "periodSeconds": 2}
 
 
@@ -55,7 +58,7 @@ class Controllers(pulumi.ComponentResource):
 
 def kueue_values(image: str | None, requests: ControllerRequests) -> dict[str, Any]:
     """Return the values of Kueue's chart."""
-    manager: dict[str, Any] = {"resources": _resources(requests, "512Mi")}
+    manager: dict[str, Any] = {"resources": _resources(requests)}
     if image:
         manager["image"] = _image(image)
     return {
@@ -66,7 +69,7 @@ def kueue_values(image: str | None, requests: ControllerRequests) -> dict[str, A
 
 def jobset_values(image: str | None, requests: ControllerRequests) -> dict[str, Any]:
     """Return the values of JobSet's chart."""
-    values: dict[str, Any] = {"controller": {"resources": _resources(requests, "512Mi")}}
+    values: dict[str, Any] = {"controller": {"resources": _resources(requests)}}
     return values | ({"image": _image(image)} if image else {})
 
 
@@ -94,8 +97,9 @@ def kueue_configuration() -> dict[str, Any]:
     }
 
 
-def _resources(requests: ControllerRequests, memory_limit: str) -> dict[str, Any]:
-    return {"requests": {"cpu": requests.cpu, "memory": requests.memory}, "limits": {"cpu": "2", "memory": memory_limit}}
+def _resources(requests: ControllerRequests) -> dict[str, Any]:
+    limit = max(_MEMORY_LIMIT, requests.memory, key=memory_bytes)
+    return {"requests": {"cpu": requests.cpu, "memory": requests.memory}, "limits": {"cpu": "2", "memory": limit}}
 
 
 def _image(reference: str) -> dict[str, str]:

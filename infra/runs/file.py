@@ -67,7 +67,7 @@ class Data(Section):
     source: str = Field(
         description="a folder in the trainer image, or s3://bucket/prefix of shards that are already packed",
         pattern=r"^(/[^\s]*|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[^\s]+)$",
-        examples=["/usr/lib/python3.11"],
+        examples=["/opt/stdlib"],
     )
     pattern: str = Field("*", description="names of the files taken from the folder", min_length=1, examples=["*.py"])
 
@@ -83,11 +83,11 @@ class Train(Section):
     steps: int = Field(description="optimiser steps, 1 or more", ge=1, examples=[300])
     batch_size: int = Field(description="sequences per process and step, 1 or more", ge=1, examples=[8])
     sequence_length: int = Field(description="bytes of a sequence, 8 to 8192", ge=8, le=8192, examples=[256])
-    learning_rate: float = Field(description="peak learning rate, above 0", gt=0, lt=10, examples=[0.003])
+    learning_rate: float = Field(description="peak learning rate, above 0 and below 10", gt=0, lt=10, examples=[0.003])
     warmup_steps: int = Field(0, description="steps of linear warm-up, not above steps", ge=0, examples=[20])
     weight_decay: float = Field(0.1, description="weight decay, 0 or more", ge=0, examples=[0.1])
     grad_clip: float = Field(1.0, description="largest norm of the gradient, above 0", gt=0, examples=[1.0])
-    seed: int = Field(1234, description="seed of parameters and data order", ge=0, lt=2**32, examples=[1234])
+    seed: int = Field(1234, description="seed of parameters and data order, 0 to 4294967295", ge=0, lt=2**32, examples=[1234])
     log_every: int = Field(5, description="steps between two reports, 1 or more", ge=1, examples=[5])
 
     @model_validator(mode="after")
@@ -115,7 +115,7 @@ class RunFile(Section):
     )
     model: ModelName = Field(description=", ".join(MODELS), examples=["byte-2m"])
     data: Data = Field(
-        description="name, source, pattern", examples=[{"name": "python-stdlib", "source": "/usr/lib/python3.11", "pattern": "*.py"}]
+        description="name, source, pattern", examples=[{"name": "python-stdlib", "source": "/opt/stdlib", "pattern": "*.py"}]
     )
     train: Train = Field(
         description="steps, batch_size, sequence_length, learning_rate, ...",

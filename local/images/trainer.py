@@ -95,7 +95,9 @@ def purge() -> None:
 
 
 def git_revision() -> str:
-    """Return the short commit of the checkout, with `-dirty` when files differ from it; `nogit` outside a repository."""
+    """Return the short commit of the checkout, with `-dirty` when files differ from it; `nogit` where git cannot tell."""
+    if not shutil.which("git"):
+        return "nogit"
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=paths.PROJECT, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,6 +1,6 @@
 """What the node changes on the machine: a namespace with one link, a cgroup, a mount setting, a limit.
 
-Each is undone when the node stops.
+Each is undone when the node stops; docs/local-node.md names the two that are not.
 """
 
 from __future__ import annotations

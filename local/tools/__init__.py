@@ -22,7 +22,7 @@ def provide(progress: Progress, names: Collection[str] = ()) -> None:
     """Make every tool available, or those of `names`, and link it into `.trainyard/bin`; costs nothing when all are there."""
     wanted = [tool for tool in TOOLS if not names or tool.name in names]
     build.build_missing([tool for tool in wanted if not own(tool)], progress)
-    _link(wanted)
+    _link([tool for tool in TOOLS if tool in wanted or cache.find(tool)])
 
 
 def locate(name: str) -> Path:

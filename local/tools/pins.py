@@ -50,7 +50,7 @@ class Tool:
     plugin: str = ""
     """For a plugin of the engine: its kind and name. It goes into the engine's plugin folder; on PATH it would be warned of."""
     expected_seconds: int = 5
-    """Build time on two cores, in the order of this table, used only to say how much is left."""
+    """Build time on two cores beside the image build, in the order of this table; used only to say how much is left."""
     path_minimum: tuple[int, int] | None = None
     """A user's own program of this name on PATH is taken when it is of this version or newer within the same major version."""
     path_companions: tuple[str, ...] = field(default=())
@@ -60,7 +60,7 @@ class Tool:
 # The longest shared half first: etcd and the Kubernetes daemons fill the build cache that Kueue, JobSet, KWOK, CoreDNS and the network
 # policy controller then use, because all of them stand in one go.mod.
 TOOLS: tuple[Tool, ...] = (
-    Tool("etcd", "3.6.14", "node", "go.etcd.io/etcd/server/v3", expected_seconds=16),
+    Tool("etcd", "3.6.14", "node", "go.etcd.io/etcd/server/v3", expected_seconds=45),
     Tool(
         "kubernetes",
         KUBERNETES,
@@ -74,7 +74,7 @@ TOOLS: tuple[Tool, ...] = (
             f"-X k8s.io/client-go/pkg/version.gitVersion=v{KUBERNETES}",
         ),
         links=("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubelet", "kubectl"),
-        expected_seconds=160,
+        expected_seconds=280,
     ),
     Tool(
         "kueue",
@@ -83,7 +83,7 @@ TOOLS: tuple[Tool, ...] = (
         "sigs.k8s.io/kueue/cmd/kueue",
         ldflags=(f"-X sigs.k8s.io/kueue/pkg/version.GitVersion=v{KUEUE}",),
         extras=(Extra("sigs.k8s.io/kueue", "charts/kueue", "chart"),),
-        expected_seconds=40,
+        expected_seconds=50,
     ),
     Tool(
         "jobset",
@@ -146,7 +146,7 @@ TOOLS: tuple[Tool, ...] = (
             Extra(_PROVIDER_MODULE, f"{_PROVIDER_COMMAND}/terraform-mapping.json", "terraform-mapping.json"),
         ),
         plugin="resource-kubernetes",
-        expected_seconds=200,
+        expected_seconds=220,
     ),
 )
 

@@ -57,8 +57,8 @@ def situation(stage: Stage, ledger: Ledger) -> str:
         return stage.name
     if ledger.events and ledger.events[-1].name == "prepare":
         return "preparing data"
-    # Between a pod's start and its first word the ledger still tells of the attempt before.
-    return ledger.state.name if ledger.attempts and ledger.attempts[-1].outcome == "running" else "starting"
+    # Between a pod's start and its first word, and between its last word and its end, the ledger tells of an attempt that is over.
+    return {"running": ledger.state.name, "completed": "finishing"}.get(ledger.attempts[-1].outcome if ledger.attempts else "", "starting")
 
 
 def size(count: float) -> str:

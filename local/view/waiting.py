@@ -128,6 +128,8 @@ def _queued(run: RunObjects) -> Stage | None:
 def _without_pod(run: RunObjects) -> Stage | None:
     if run.pods and (not _over(run.pods[-1]) or holds(run.job, "FailureTarget")):
         return None
+    if run.pods and run.pods[-1]["status"]["phase"] == "Succeeded":  # The Job is complete a moment later.
+        return Stage("running")
     refused = _latest_warning(run.job, run.events)
     if refused and not run.pods:
         return Stage("stuck", f"no pod can be made: {refused}")

@@ -7,16 +7,14 @@ import (
 	"github.com/coredns/coredns/coremain"
 	_ "github.com/coredns/coredns/plugin/cache"
 	_ "github.com/coredns/coredns/plugin/errors"
-	_ "github.com/coredns/coredns/plugin/forward"
 	_ "github.com/coredns/coredns/plugin/health"
-	_ "github.com/coredns/coredns/plugin/hosts"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
 	_ "github.com/coredns/coredns/plugin/ready"
 )
 
 func init() {
 	// The order in which plugins handle a query, as in CoreDNS's own plugin.cfg.
-	dnsserver.Directives = []string{"ready", "health", "errors", "cache", "hosts", "kubernetes", "forward"}
+	dnsserver.Directives = []string{"ready", "health", "errors", "cache", "kubernetes"}
 }
 
 func main() {
