@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 Path_ = tuple[str | int, ...]
 
-_SECRET_LIKE = re.compile(r"secret|password|passphrase|token|credential|access_?key|private_?key", re.IGNORECASE)
+_SECRET_LIKE = re.compile(r"secret|password|passphrase|token|credential|access[_-]?key|private[_-]?key", re.IGNORECASE)
 _SECRET_WITHIN = re.compile(r"//[^/\s]*@|-----BEGIN ")
 _SHOWN_LENGTH = 60
 

@@ -151,7 +151,12 @@ def test_each_layer_waits_for_the_one_below(local: Recording) -> None:
 
 def test_training_starts_with_its_rules_and_its_data_in_place(local: Recording) -> None:
     before = all_before(local, named(local, "Job", "smoke"))
-    for kind, name in (("Job", "smoke-prepare"), ("NetworkPolicy", "run-smoke"), ("ConfigMap", "smoke"), ("Secret", "research-object-store")):
+    for kind, name in (
+        ("Job", "smoke-prepare"),
+        ("NetworkPolicy", "run-smoke"),
+        ("ConfigMap", "smoke"),
+        ("Secret", "research-object-store"),
+    ):
         assert named(local, kind, name)["urn"] in before, name
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from infra.problems import ConfigError, Problem
-from infra.runs.file import RunFile, load_run, parse_run
+from infra.runs.file import load_run, parse_run
 
 PROJECT = Path(__file__).parents[3]
 GOOD: dict[str, Any] = yaml.safe_load((PROJECT / "runs" / "smoke.yaml").read_text())
@@ -109,7 +109,3 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, text: str | None, mes
         (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_run(tmp_path / "run.yaml", "run.yaml")
-
-
-def test_a_run_file_cannot_change_once_read() -> None:
-    assert RunFile.model_config.get("frozen")
