@@ -19,6 +19,8 @@ def checkout(tmp_path: Path) -> Path:
     """A clone whose stack file names a kubeconfig, an object store, images and charts, and no platform file."""
     copy = tmp_path / "checkout"
     subprocess.run(["git", "clone", "--quiet", "--shared", str(paths.PROJECT), str(copy)], check=True)
+    (copy / ".trainyard").mkdir()
+    (copy / ".trainyard" / "venv").symlink_to(paths.VENV)
     facts = json.loads(paths.PLATFORM.read_text())
     file = copy / "Pulumi.local.yaml"
     document = yaml.safe_load(file.read_text())
