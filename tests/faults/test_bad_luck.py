@@ -175,7 +175,7 @@ def test_ctrl_c_ends_with_one_line(stopped: None) -> None:
     assert done.stderr.strip() == "interrupted; run the command again to go on"
 
 
-def test_a_wrong_stack_file_and_a_wrong_run_file_are_reported_before_anything_is_built(tmp_path: Path) -> None:
+def test_every_mistake_of_a_stack_file_and_of_a_run_file_is_reported_at_once(tmp_path: Path) -> None:
     copy = tmp_path / "checkout"
     subprocess.run(["git", "clone", "--quiet", "--shared", str(paths.PROJECT), str(copy)], check=True)
     stack = copy / "Pulumi.local.yaml"
