@@ -154,7 +154,7 @@ class PlatformConfig(Settings):
         description="file with the facts of the embedded platform; its values are defaults of the keys below",
         examples=[".trainyard/platform.json"],
     )
-    kubeconfig: str | None = Field(None, description="kubeconfig file of an existing cluster", examples=["/home/me/.kube/config"])
+    kubeconfig: str | None = Field(None, description="kubeconfig file of an existing cluster", examples=["~/.kube/config"])
     git_sha: str = Field(
         "unknown", description="revision the trainer image was built from, recorded in the ledger of each run", examples=["abc1234"]
     )

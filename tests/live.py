@@ -61,7 +61,7 @@ def ledger(run: str) -> Ledger:
 
 
 def forget(*runs: str) -> None:
-    """Remove what runs of an earlier session left in the cluster and in the bucket, so that their names begin anew."""
+    """Remove what runs of an earlier time left in the cluster and in the bucket, so that their names begin anew."""
     deploy()
     target = stack.target()
     bucket = boto3.resource("s3", endpoint_url=target.store.endpoint, region_name=target.store.region).Bucket(target.store.bucket)
