@@ -90,9 +90,9 @@ def be_deterministic() -> None:
 
 
 def settle_buckets(parallel: DistributedDataParallel, length: int, device: torch.device) -> None:
-    """Run one pass that changes nothing: DDP arranges its gradient buckets anew after the first.
+    """Run two passes that change nothing: DDP arranges its gradient buckets anew after the first.
 
-    The order of gradients in a bucket decides the order of additions between more than two ranks. Without this pass, the first step
+    The order of gradients in a bucket decides the order of additions between more than two ranks. Without them, the first step
     after a resume would add in another order than the same step of a run that was never interrupted.
     """
     for _ in range(2):

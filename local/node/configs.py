@@ -133,7 +133,7 @@ def _kubelet() -> dict[str, object]:
         "imageGCLowThresholdPercent": 99,
         "serializeImagePulls": False,
         "nodeStatusUpdateFrequency": "4s",
-        "syncFrequency": "10s",
+        "syncFrequency": "2s",  # the controllers wait for their certificates to appear in a mounted Secret
         "volumeStatsAggPeriod": "0s",
     }
 
