@@ -158,7 +158,9 @@ def test_a_package_index_that_cannot_be_reached_is_named(tmp_path: Path) -> None
 
 
 def test_ctrl_c_while_the_node_starts_is_healed_by_the_next_start(stopped: None, until: Until) -> None:
-    script = "from local.node import lifecycle\nfrom local.progress import Progress\nlifecycle.start(Progress())"
+    # What a shell starts in the background ignores Ctrl-C, and hands that down.
+    script = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    script += "from local.node import lifecycle\nfrom local.progress import Progress\nlifecycle.start(Progress())"
     starting = subprocess.Popen([sys.executable, "-c", script], cwd=paths.PROJECT, stderr=subprocess.DEVNULL)
     until("the first component", lambda: lifecycle.states()["etcd"], 30)
     starting.send_signal(signal.SIGINT)
