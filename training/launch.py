@@ -26,7 +26,7 @@ from training.errors import DATA, DONE, EVICTED_SAVED, EVICTED_UNSAVED, PREFLIGH
 from training.events import Events
 from training.ledger import Ledger
 from training.store import Store
-from training.work import Order, Outcome, Work, die_with_parent
+from training.work import Order, Outcome, Work, adopt_orphans, die_with_parent, kill_children
 
 CONFIG_PATH = Path("/etc/trainyard/run.json")
 ORDERLY = {DONE, EVICTED_SAVED, EVICTED_UNSAVED}
@@ -131,6 +131,7 @@ class Launch:
         if torchrun.poll() is None and not self._stop_workers(torchrun, config):
             os.killpg(torchrun.pid, signal.SIGKILL)
             torchrun.wait()
+            kill_children()
             return self._evicted()
         outcome = self._work.outcome(config.processes)
         return self._evicted(outcome.message) if outcome.code == UNEXPECTED else outcome
@@ -184,6 +185,7 @@ def _terminate(pid: int) -> None:
 def main() -> int:
     """Launch, and end with the exit code of the outcome."""
     eviction = Eviction()
+    adopt_orphans()
     parser = argparse.ArgumentParser(
         prog="python -m training.launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

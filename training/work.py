@@ -1,5 +1,6 @@
 """What launcher and workers tell each other, as files in one folder: the order, who is ready for a signal, and how each rank ended."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -11,6 +12,7 @@ from typing import Any
 from training.errors import EVICTED_SAVED, EVICTED_UNSAVED, UNEXPECTED
 
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+SET_CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,36 @@ def combine(reports: dict[int, Outcome], processes: int) -> Outcome:
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent dies: torchrun and each worker have their own session, and none may be left."""
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies, as process 1 of a container is anyway."""
+    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
+
+
+def kill_children() -> None:
+    """Kill all children of this process, and wait for their end.
+
+    A worker that torchrun had only just started when it was killed had no time to tie itself to it.
+    """
+    while children := _children():
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children() -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it ended while we looked
+            continue
+        if parent == os.getpid():
+            found.append(int(stat.parent.name))
+    return found
 
 
 def _write_whole(path: Path, text: str) -> None:

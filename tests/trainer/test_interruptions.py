@@ -62,10 +62,10 @@ def test_a_signal_before_the_first_step_ends_the_run_promptly(lab: Lab, until: C
     began = time.monotonic()
     told = attempt.signal(signal.SIGTERM).end()
     assert told.code == 43, told.errors
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30, "half the grace period"
     assert told.one("evicted") | {"step": 0, "saved": False, "signal": "SIGTERM"} == told.one("evicted")
     assert lab.ledger("early") == told.events
-    until("the end of every process of the attempt", lambda: not attempt.processes(), seconds=2)
+    until("the end of every process of the attempt", lambda: not attempt.processes(), seconds=20)
 
 
 @pytest.mark.parametrize("lose_store", [Gateway.stop, Gateway.hang])
