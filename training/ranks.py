@@ -1,9 +1,7 @@
 """The processes of a run as a group: how they meet, agree and stop together."""
 
 import os
-import signal
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -52,18 +50,8 @@ def gather(value: T) -> list[T]:
     return values
 
 
-class EvictionNotice:
-    """SIGTERM as a flag. Ranks get the signal at different moments; asking together makes them stop at the same step."""
-
-    def __init__(self) -> None:
-        self._signal = 0
-        signal.signal(signal.SIGTERM, self._note)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self._signal = number
-
-    def agreed(self) -> str | None:
-        """Give the name of the signal if any rank has got one, the same answer on every rank."""
-        flag = torch.tensor(self._signal)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return signal.Signals(int(flag)).name if flag else None
+def agree(*values: float) -> list[float]:
+    """Give each value's maximum over all ranks: what one knows, all know, and all act on it at the same place."""
+    together = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(together, op=dist.ReduceOp.MAX)
+    return together.tolist()
