@@ -1,6 +1,7 @@
 """Packs text files into shards of byte tokens and uploads them. Idempotent: the same sources are packed once.
 
 In a pod:   python -m training.prepare --config /etc/trainyard/run.json
+            python -m training.prepare --config /etc/trainyard/run.json --warm    fills the cache of a packed dataset instead
 On a host:  python -m training.prepare --folder PATH --pattern '*.py' --name NAME --bucket BUCKET
 """
 
@@ -8,14 +9,17 @@ import argparse
 import hashlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
-from training.config import load
-from training.dataset import DTYPE, Manifest, Shard, manifest_key, read_manifest
+from training.cache import Cache, cache_folder
+from training.config import RunConfig, load
+from training.dataset import Cursor, Manifest, Sampler, Shard, check_fits, find_dataset, manifest_key, read_manifest, split
 from training.errors import DONE, PREFLIGHT, ConfigurationError, DataError, StoreError, TrainerError
 from training.events import Events
+from training.models import BYTES, MODELS
 from training.store import Store
 
 CONFIG_PATH = Path("/etc/trainyard/run.json")
@@ -31,21 +35,6 @@ class Source:
     files: tuple[Path, ...]
     tokens: int
     fingerprint: str
-
-    @property
-    def shards(self) -> int:
-        """Count the shards that the files will fill."""
-        return -(-self.tokens // SHARD_BYTES)
-
-
-@dataclass(frozen=True)
-class Order:
-    """What to pack and where to put it."""
-
-    name: str
-    folder: Path
-    pattern: str
-    prefix: str
 
 
 def survey(folder: Path, pattern: str) -> Source:
@@ -75,49 +64,55 @@ def pack(files: tuple[Path, ...]) -> Iterator[bytes]:
         yield bytes(pending)
 
 
-def prepare(order: Order, store: Store, events: Events) -> None:
+def prepare(name: str, source: Source, store: Store, prefix: str, events: Events) -> None:
     """Bring the dataset of these files into the bucket, unless it is there already."""
-    source = survey(order.folder, order.pattern)
+    total = -(-source.tokens // SHARD_BYTES)
 
-    def progress(shard: int, done: bool, unchanged: bool) -> None:
-        events.emit(
-            "prepare", files=len(source.files), bytes=source.tokens, shard=shard, shards=source.shards, done=done, unchanged=unchanged
-        )
+    def progress(shard: int, done: bool = False, unchanged: bool = False) -> None:
+        events.emit("prepare", files=len(source.files), bytes=source.tokens, shard=shard, shards=total, done=done, unchanged=unchanged)
 
-    present = read_manifest(store, order.prefix)
+    try:
+        present = read_manifest(store, prefix)
+    except DataError:  # another version of this program wrote it, or it is damaged: it is replaced
+        present = None
     if present is not None and present.source_fingerprint == source.fingerprint:
-        progress(source.shards, done=True, unchanged=True)
-        return
+        return progress(total, done=True, unchanged=True)
     # A reader must never see the old manifest beside new shards.
-    store.delete(manifest_key(order.prefix))
-    shards = _upload(order, source, store, lambda count: progress(count, done=False, unchanged=False))
-    manifest = Manifest(
-        name=order.name,
-        tokens=source.tokens,
-        dtype=DTYPE,
-        files=len(source.files),
-        source_fingerprint=source.fingerprint,
-        shards=tuple(shards),
-    )
-    store.put(manifest_key(order.prefix), manifest.to_json())
-    progress(len(shards), done=True, unchanged=False)
-
-
-def _upload(order: Order, source: Source, store: Store, progress: Callable[[int], None]) -> list[Shard]:
-    """Upload shard after shard and give their manifest entries; shards of a larger predecessor are removed."""
-    shards: list[Shard] = []
+    store.delete(manifest_key(prefix))
+    shards = []
     for index, content in enumerate(pack(source.files)):
-        shard = Shard(name=f"shard-{index:05d}.bin", bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-        store.put(f"{order.prefix}/{shard.name}", content)
-        shards.append(shard)
+        digest = hashlib.sha256(content).hexdigest()
+        shards.append(Shard(name=f"shard-{index:05d}.bin", bytes=len(content), tokens=len(content), sha256=digest))
+        store.put(f"{prefix}/{shards[-1].name}", content)
         progress(len(shards))
-    if sum(shard.bytes for shard in shards) != source.tokens:
-        raise DataError(f"the files below {order.folder} changed while they were packed: run the preparation again")
-    names = {f"{order.prefix}/{shard.name}" for shard in shards}
-    for listed in store.listing(f"{order.prefix}/shard-"):
-        if listed.key not in names:
+    if sum(shard.tokens for shard in shards) != source.tokens:
+        raise DataError("the files of the dataset changed while they were packed: run the preparation again")
+    for listed in store.listing(f"{prefix}/shard-"):  # of a larger predecessor
+        if listed.key not in {f"{prefix}/{shard.name}" for shard in shards}:
             store.delete(listed.key)
-    return shards
+    described = {"name": name, "tokenizer": "bytes", "vocabulary": BYTES, "dtype": "uint8", "source_fingerprint": source.fingerprint}
+    manifest = Manifest.model_validate({**described, "tokens": source.tokens, "files": len(source.files), "shards": shards})
+    store.put(manifest_key(prefix), manifest.to_json())
+    return progress(total, done=True)
+
+
+def warm(config: RunConfig, events: Events) -> None:
+    """Fill the cache with the shards of the dataset in the order of the first epoch, as many as data.cache_bytes allows."""
+    data = config.data
+    if data.cache_folder is None:
+        raise ConfigurationError("there is no data.cache_folder to fill: name a path that the pods of the training mount as well")
+    store = Store(config.data_bucket)
+    manifest = find_dataset(store, data.prefix)
+    check_fits(manifest, MODELS[config.model], config)
+    windows, held_out = split(manifest, config.train.sequence_length, data.validation_windows)
+    order = [place.shard for place in held_out] + Sampler(windows, data.shuffle_shards).shards(Cursor(config.train.seed))
+    wanted = list(dict.fromkeys(order))
+    totals = list(accumulate(manifest.shards[shard].bytes for shard in wanted))
+    fitting = sum(total <= (data.cache_bytes or totals[-1]) for total in totals)
+    cache = Cache(store, data.prefix, manifest, cache_folder(config), data.cache_bytes)
+    for count in range(1, fitting + 1):
+        cache.open(wanted[count - 1])
+        events.emit("warm", shard=count, shards=fitting, bytes=totals[count - 1], done=count == fitting)
 
 
 def _read(path: Path) -> bytes:
@@ -128,16 +123,20 @@ def _read(path: Path) -> bytes:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _order_of(arguments: argparse.Namespace) -> tuple[str, str, Order]:
-    """Give run, bucket and order from the run's configuration or from the command line."""
+def _run(arguments: argparse.Namespace, events: Events) -> None:
+    """Do what the command line asks for, with the run's configuration or without."""
     if arguments.folder is not None:
         if not arguments.name or not arguments.bucket:
             raise ConfigurationError("--folder needs --name and --bucket as well")
-        return arguments.name, arguments.bucket, Order(arguments.name, arguments.folder, arguments.pattern, f"datasets/{arguments.name}")
+        source, store = survey(arguments.folder, arguments.pattern), Store(arguments.bucket)
+        return prepare(arguments.name, source, store, f"datasets/{arguments.name}", events)
     config = load(arguments.config)
-    if config.data.source.startswith("s3://"):
-        raise ConfigurationError(f"{arguments.config}: data.source is {config.data.source}: already packed shards need no preparation")
-    return config.run, config.data_bucket, Order(config.data.name, Path(config.data.source), config.data.pattern, config.data.prefix)
+    events.run, data = config.run, config.data
+    if arguments.warm:
+        return warm(config, events)
+    if data.source.startswith("s3://"):
+        raise ConfigurationError(f"{arguments.config}: data.source is {data.source}: already packed shards need no preparation")
+    return prepare(data.name, survey(Path(data.source), data.pattern), Store(config.data_bucket), data.prefix, events)
 
 
 def main() -> int:
@@ -146,6 +145,7 @@ def main() -> int:
         prog="python -m training.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", type=Path, default=CONFIG_PATH, help="the run's configuration (default: %(default)s)")
+    parser.add_argument("--warm", action="store_true", help="fill the cache of the run's dataset (data.cache_folder)")
     parser.add_argument("--folder", type=Path, help="pack this folder instead")
     parser.add_argument("--pattern", default="*", help="which files of the folder (default: %(default)s)")
     parser.add_argument("--name", help="name of the dataset")
@@ -155,8 +155,7 @@ def main() -> int:
     arguments = parser.parse_args()
     events = Events(arguments.name or "", 1, sys.stdout)
     try:
-        events.run, bucket, order = _order_of(arguments)
-        prepare(order, Store(bucket), events)
+        _run(arguments, events)
     except StoreError as error:
         events.emit("error", code=PREFLIGHT, message=error.message)
         return PREFLIGHT

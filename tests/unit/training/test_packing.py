@@ -25,7 +25,7 @@ def test_shards_are_of_one_size_and_lose_nothing(tmp_path: Path) -> None:
         (tmp_path / f"{number}.txt").write_bytes(content)
     source = survey(tmp_path, "*.txt")
     shards = list(pack(source.files))
-    assert [len(shard) for shard in shards[:-1]] == [SHARD_BYTES] * (source.shards - 1)
+    assert [len(shard) for shard in shards[:-1]] == [SHARD_BYTES] * (source.tokens // SHARD_BYTES)
     assert b"".join(shards) == b"".join(content + SEPARATOR for content in contents)
 
 
