@@ -94,9 +94,9 @@ def one_node(group: NodeGroup) -> Amount:
     return share(group, group.node.gpus)
 
 
-def request(run: RunFile) -> Amount:
-    """Return what a run asks of its node."""
-    return Amount(run.resources.gpus_per_node, millicpu(run.resources.cpu), memory_bytes(run.resources.memory))
+def request(run: RunFile, gpus: int | None = None) -> Amount:
+    """Return what a run asks of its node; its drill asks the same with another number of GPUs."""
+    return Amount(gpus or run.resources.gpus_per_node, millicpu(run.resources.cpu), memory_bytes(run.resources.memory))
 
 
 def share_problems(config: PlatformConfig, file: str) -> Iterable[Problem]:
@@ -136,12 +136,13 @@ def run_problems(config: PlatformConfig, runs: Mapping[str, RunFile]) -> Iterabl
             yield Problem(
                 file, "priority", f"{run.priority!r} is not a priority of this stack", ", ".join(config.priorities), f"priority: {first}\n"
             )
-        need = request(run)
-        if not any(flavor.most.covers(need) and one_node(config.group(flavor.group)).covers(need) for flavor in quota.flavors):
-            choices = "; ".join(
-                f"{f.group}: team may use {f.most}, one node offers {one_node(config.group(f.group))}" for f in quota.flavors
-            )
-            wrong = f"request <= share of the team and <= one node does not hold in any node group: asks {need}"
-            yield Problem(
-                file, "resources", wrong, allowed=f"{choices}; lower resources, or raise {_PREFIX}teams or {_PREFIX}nodeGroups of the stack"
-            )
+        asked = {"resources": request(run)} | ({"drill.world_size": request(run, run.drill.world_size)} if run.drill else {})
+        for key, need in asked.items():
+            if not any(flavor.most.covers(need) and one_node(config.group(flavor.group)).covers(need) for flavor in quota.flavors):
+                choices = "; ".join(
+                    f"{f.group}: team may use {f.most}, one node offers {one_node(config.group(f.group))}" for f in quota.flavors
+                )
+                wrong = f"request <= share of the team and <= one node does not hold in any node group: asks {need}"
+                remedy = f"{choices}; lower {key}, or raise {_PREFIX}teams or {_PREFIX}nodeGroups of the stack"
+                yield Problem(file, key, wrong, allowed=remedy)
+                break

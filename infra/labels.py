@@ -16,6 +16,8 @@ TRAINING_PRIORITY_CLASS = "trainyard-training"
 TRAINER_SERVICE_ACCOUNT = "trainer"
 STORE_SECRET = "object-store"  # noqa: S105 (the name of the Secret, not its content)
 COHORT = "trainyard"
+DRILL = "drill"
+"""Role of the Jobs of a restore drill."""
 
 
 def team_namespace(team: str) -> str:
@@ -34,6 +36,6 @@ def of_team(team: str) -> dict[str, str]:
 
 
 def of_run(run: str, team: str, role: str | None = None) -> dict[str, str]:
-    """Return the labels of an object of a run; `role` is `train` or `prepare`."""
+    """Return the labels of an object of a run; `role` is `train`, `prepare` or `drill`."""
     labels = managed(**{TEAM: team, RUN: run})
     return labels | ({ROLE: role} if role else {})

@@ -29,7 +29,7 @@ OBJECT_LIMITS = {"count/jobs.batch": "200", "count/configmaps": "500", "count/se
 
 _VIEWABLE = {
     "": ["pods", "pods/log", "events", "configmaps", "resourcequotas"],
-    "batch": ["jobs"],
+    "batch": ["jobs", "cronjobs"],
     "jobset.x-k8s.io": ["jobsets"],
     "kueue.x-k8s.io": ["workloads", "localqueues"],
 }

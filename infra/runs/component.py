@@ -1,19 +1,20 @@
-"""A training run as one Pulumi component: its configuration, its network rule, the preparation of its data, and the training Job."""
+"""A training run as one Pulumi component: configuration, network rule, preparation of the data, training Job, restore drill."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pulumi
-from pulumi_kubernetes.batch.v1 import Job
+from pulumi_kubernetes.batch.v1 import CronJob, Job
 from pulumi_kubernetes.core.v1 import ConfigMap
 from pulumi_kubernetes.meta.v1 import ObjectMetaArgs
 from pulumi_kubernetes.networking.v1 import NetworkPolicy
 
 from infra import labels
 from infra.kubernetes.network import between_pods_of_run
-from infra.runs import job
+from infra.runs import drill, job
 from infra.runs.file import RunFile
+from infra.runs.sections import Drill
 
 _NEW_JOB_ON = ["metadata.labels", "spec.podFailurePolicy", "spec.podReplacementPolicy", "spec.completionMode"]
 """Beside what the provider replaces a Job for by itself: fields the API server or the queue refuses to change in place."""
@@ -42,6 +43,8 @@ class TrainingRun(pulumi.ComponentResource):
         prepared = [] if run.data.packed else [self._preparation(ready)]
         self.namespace = labels.team_namespace(run.team)
         self.job = self._training([*prepared, *ready])
+        if run.drill:
+            self._drill(run.drill, ready)
         self.job_name = self.job.metadata.name
         self.register_outputs({"namespace": self.namespace, "job": self.job_name})
 
@@ -93,4 +96,12 @@ class TrainingRun(pulumi.ComponentResource):
                 replace_on_changes=_NEW_JOB_ON,
                 custom_timeouts=pulumi.CustomTimeouts(delete=f"{self._run.grace_seconds + 120}s"),
             ),
+        )
+
+    def _drill(self, one: Drill, after: Sequence[pulumi.Resource]) -> CronJob:
+        return CronJob(
+            f"{self._run.name}-drill",
+            metadata=drill.metadata(self._run),
+            spec=drill.spec(self._run, one, self._where, self._config_map.metadata.name),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=after),
         )

@@ -14,10 +14,12 @@ from pulumi_kubernetes.core.v1 import (
     CapabilitiesArgs,
     ConfigMapVolumeSourceArgs,
     ContainerArgs,
+    ContainerPortArgs,
     EmptyDirVolumeSourceArgs,
     EnvVarArgs,
     EnvVarSourceArgs,
     ObjectFieldSelectorArgs,
+    PersistentVolumeClaimVolumeSourceArgs,
     PodSecurityContextArgs,
     PodSpecArgs,
     PodTemplateSpecArgs,
@@ -33,6 +35,7 @@ from pulumi_kubernetes.meta.v1 import ObjectMetaArgs
 from infra import labels
 from infra.quantities import memory_bytes, memory_text
 from infra.runs.file import RunFile
+from infra.runs.sections import Section
 
 CONFIG_FOLDER = "/etc/trainyard"
 CONFIG_FILE = "run.json"
@@ -46,8 +49,17 @@ _PREPARE_REQUEST = {"cpu": "250m", "memory": "1Gi"}
 _PREPARE_LIMIT = {"memory": "2Gi"}
 
 EVICTED = (42, 43)
-HOPELESS = (44, 45, 47)
-"""Configuration, data, no usable checkpoint: another attempt would end the same way. 46 (preflight) may be transient and counts."""
+HOPELESS = (44, 45, 47, 48)
+"""Configuration, data, no usable checkpoint: another attempt would end the same way. Superseded: another one is at work, leave it alone.
+
+46 (preflight) and 49 (hung) may be transient: they have no rule, and count.
+"""
+
+IMDS = "http://169.254.169.254"
+"""The metadata service of an EC2 instance, as seen from it."""
+
+_SCRATCH = 2**30
+"""Bytes of /tmp beside the cached shards. A pod that uses more of it than it has is taken off its node."""
 
 _UID = 1000
 
@@ -65,37 +77,57 @@ class Surroundings:
 
 
 def trainer_config(run: RunFile, bucket: pulumi.Input[str]) -> dict[str, Any]:
-    """Return what the trainer reads from its configuration file."""
+    """Return what the trainer reads from its configuration file. What the run file leaves open is left to the trainer."""
     return {
         "run": run.name,
         "bucket": bucket,
         "model": run.model,
         "data": _data_config(run),
-        "train": run.train.model_dump(),
-        "checkpoint": run.checkpoint.model_dump(),
-        "processes": run.resources.gpus_per_node,
+        "train": _given(run.train),
+        "checkpoint": run.checkpoint.model_dump(exclude_none=True, exclude={"claim"}),
+        "processes": run.resources.processes,
+        "nodes": run.resources.nodes,
         "grace_seconds": run.grace_seconds,
-    }
+    } | _optional_config(run)
 
 
-def _data_config(run: RunFile) -> dict[str, str]:
+def _data_config(run: RunFile) -> dict[str, Any]:
     data = run.data
+    given = data.model_dump(exclude_none=True)
     if data.packed:
         place = urlsplit(data.source)
-        return {"name": data.name, "bucket": place.netloc, "prefix": place.path.strip("/"), "source": data.source, "pattern": data.pattern}
-    return {"name": data.name, "prefix": f"datasets/{data.name}", "source": data.source, "pattern": data.pattern}
+        return given | {"bucket": place.netloc, "prefix": place.path.strip("/")}
+    return given | {"prefix": f"datasets/{data.name}"}
+
+
+def _optional_config(run: RunFile) -> dict[str, Any]:
+    """Return the parts of the trainer's configuration that the run file names, and no others."""
+    sections = {"mesh": run.mesh, "preflight": run.preflight, "metrics": run.metrics}
+    config: dict[str, Any] = {name: _given(section) for name, section in sections.items() if section}
+    if run.eviction:
+        address = {"metadata_service": IMDS} if run.eviction.metadata_service else {}
+        config["eviction"] = run.eviction.model_dump(exclude_none=True, exclude={"metadata_service"}) | address
+    if run.hang_seconds is not None:
+        config["hang_seconds"] = run.hang_seconds
+    if run.accept_changes:
+        config["accept_changes"] = sorted(run.accept_changes)
+    return config
+
+
+def _given(section: Section) -> dict[str, Any]:
+    return section.model_dump(exclude_none=True)
+
+
+def queue(run: RunFile) -> dict[str, str]:
+    """Return the labels by which Kueue takes a Job of a run up."""
+    return {"kueue.x-k8s.io/queue-name": run.team, "kueue.x-k8s.io/priority-class": run.priority}
 
 
 def training_metadata(run: RunFile) -> ObjectMetaArgs:
     """Return the metadata of the training Job. It has no name, so that a changed run file makes a new Job."""
-    queue = {
-        "kueue.x-k8s.io/queue-name": run.team,
-        "kueue.x-k8s.io/priority-class": run.priority,
-        "kueue.x-k8s.io/max-exec-time-seconds": str(run.max_seconds),
-    }
     return ObjectMetaArgs(
         namespace=labels.team_namespace(run.team),
-        labels=labels.of_run(run.name, run.team, "train") | queue,
+        labels=labels.of_run(run.name, run.team, "train") | queue(run) | {"kueue.x-k8s.io/max-exec-time-seconds": str(run.max_seconds)},
         annotations={
             # The run starts when the queue admits it, perhaps tomorrow: nobody waits for that.
             "pulumi.com/skipAwait": "true",
@@ -118,12 +150,12 @@ def training_spec(run: RunFile, where: Surroundings, config_map: pulumi.Input[st
         # The old pod may still hold the checkpoint open: the next starts when it has ended.
         pod_replacement_policy="Failed",
         pod_failure_policy=failure_policy(),
-        template=_pod(
+        template=pod(
             run,
             where,
             config_map,
             role="train",
-            module="training.launch",
+            command=["training.launch"],
             requests={"cpu": resources.cpu, "memory": resources.memory, **gpus},
             limits={"memory": resources.limit, **gpus},
             grace_seconds=run.grace_seconds,
@@ -150,8 +182,7 @@ def preparation_metadata(run: RunFile) -> ObjectMetaArgs:
     """Return the metadata of the preparation Job, which `pulumi up` waits for."""
     return ObjectMetaArgs(
         namespace=labels.team_namespace(run.team),
-        labels=labels.of_run(run.name, run.team, "prepare")
-        | {"kueue.x-k8s.io/queue-name": run.team, "kueue.x-k8s.io/priority-class": run.priority},
+        labels=labels.of_run(run.name, run.team, "prepare") | queue(run),
         # One that failed is made again by the next `pulumi up`.
         annotations={"pulumi.com/replaceUnready": "true"},
     )
@@ -167,12 +198,12 @@ def preparation_spec(run: RunFile, where: Surroundings, config_map: pulumi.Input
         completions=1,
         parallelism=1,
         backoff_limit=PREPARE_RETRIES,
-        template=_pod(
+        template=pod(
             run,
             where,
             config_map,
             role="prepare",
-            module="training.prepare",
+            command=["training.prepare"],
             requests=_PREPARE_REQUEST,
             limits=_PREPARE_LIMIT,
             grace_seconds=10,
@@ -180,17 +211,29 @@ def preparation_spec(run: RunFile, where: Surroundings, config_map: pulumi.Input
     )
 
 
-def _pod(
+def pod(
     run: RunFile,
     where: Surroundings,
     config_map: pulumi.Input[str],
     *,
     role: str,
-    module: str,
+    command: list[str],
     requests: dict[str, str],
     limits: dict[str, str],
     grace_seconds: int,
 ) -> PodTemplateSpecArgs:
+    """Return a pod of a run with one container, named after its role. `command` is a module of the trainer and its arguments."""
+    mounts = {"config": CONFIG_FOLDER, "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108 (paths in the pod)
+    volumes = [
+        VolumeArgs(name="config", config_map=ConfigMapVolumeSourceArgs(name=config_map)),
+        VolumeArgs(name="tmp", empty_dir=EmptyDirVolumeSourceArgs(size_limit=memory_text(_SCRATCH + run.data.cache_bytes))),
+        VolumeArgs(name="shm", empty_dir=EmptyDirVolumeSourceArgs(medium="Memory", size_limit=shared_memory(limits["memory"]))),
+    ]
+    if run.checkpoint.folder and run.checkpoint.claim and role != "prepare":
+        mounts["checkpoints"] = run.checkpoint.folder
+        claim = PersistentVolumeClaimVolumeSourceArgs(claim_name=run.checkpoint.claim)
+        volumes.append(VolumeArgs(name="checkpoints", persistent_volume_claim=claim))
+    ports = [ContainerPortArgs(name="metrics", container_port=run.metrics.port)] if run.metrics and role == "train" else None
     return PodTemplateSpecArgs(
         metadata=ObjectMetaArgs(labels=labels.of_run(run.name, run.team, role)),
         spec=PodSpecArgs(
@@ -207,27 +250,20 @@ def _pod(
                 fs_group=_UID,
                 seccomp_profile=SeccompProfileArgs(type="RuntimeDefault"),
             ),
-            volumes=[
-                VolumeArgs(name="config", config_map=ConfigMapVolumeSourceArgs(name=config_map)),
-                VolumeArgs(name="tmp", empty_dir=EmptyDirVolumeSourceArgs(size_limit="2Gi")),
-                VolumeArgs(name="shm", empty_dir=EmptyDirVolumeSourceArgs(medium="Memory", size_limit=shared_memory(limits["memory"]))),
-            ],
+            volumes=volumes,
             containers=[
                 ContainerArgs(
                     name=role,
                     image=where.image,
                     image_pull_policy="IfNotPresent",
-                    command=["python", "-m", module, "--config", f"{CONFIG_FOLDER}/{CONFIG_FILE}"],
+                    command=["python", "-m", *command, "--config", f"{CONFIG_FOLDER}/{CONFIG_FILE}"],
                     env=environment(where),
                     resources=ResourceRequirementsArgs(requests=requests, limits=limits),
                     security_context=SecurityContextArgs(
                         allow_privilege_escalation=False, read_only_root_filesystem=True, capabilities=CapabilitiesArgs(drop=["ALL"])
                     ),
-                    volume_mounts=[
-                        VolumeMountArgs(name="config", mount_path=CONFIG_FOLDER, read_only=True),
-                        VolumeMountArgs(name="tmp", mount_path="/tmp"),  # noqa: S108 (a path in the pod)
-                        VolumeMountArgs(name="shm", mount_path="/dev/shm"),  # noqa: S108
-                    ],
+                    ports=ports,
+                    volume_mounts=[VolumeMountArgs(name=n, mount_path=path, read_only=n == "config" or None) for n, path in mounts.items()],
                 )
             ],
         ),
@@ -235,8 +271,11 @@ def _pod(
 
 
 def shared_memory(limit: str) -> str:
-    """Return the size of /dev/shm: a quarter of the memory limit, which it counts against."""
-    return memory_text(memory_bytes(limit) // 4)
+    """Return the size of /dev/shm: half of the memory limit, which it counts against.
+
+    A checkpoint is copied there before it is uploaded, one copy of weights and optimizer state. The training itself needs the other half.
+    """
+    return memory_text(memory_bytes(limit) // 2)
 
 
 def environment(where: Surroundings) -> list[EnvVarArgs]:

@@ -24,7 +24,10 @@ from local.tools.golang import last_line
 TASK = "trainer image"
 REPOSITORY = "localhost/trainyard/trainer"
 _SUITE = "bookworm"
-_BASE = f"localhost/trainyard/python-base:{_SUITE}"
+_PACKAGES = "python3,python3-venv,python3-dev,g++,ca-certificates"
+"""Compiler and headers are for torch.compile, which needs them when the training runs."""
+
+_BASE = f"localhost/trainyard/python-base:{_SUITE}-{hashlib.sha256(_PACKAGES.encode()).hexdigest()[:8]}"
 _RECORD = paths.HOME / "images" / "trainer.json"
 _FREE_BYTES = 16 * 10**9
 """Build storage, the OCI folder and containerd's copy together, measured 15 GB."""
@@ -151,7 +154,7 @@ def _bootstrap_base() -> None:
     archive = _store() / f"base.{os.getpid()}.tar"
     skipped = [f"--dpkgopt=path-exclude={pattern}" for pattern in ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")]
     forget = '--customize-hook=rm -f "$1/etc/resolv.conf" "$1/etc/hostname" "$1/etc/machine-id"'  # they are this machine's
-    include = "--include=python3,python3-venv,ca-certificates"
+    include = f"--include={_PACKAGES}"
     try:
         _run(["mmdebstrap", "--quiet", "--variant=minbase", include, *skipped, forget, _SUITE, str(archive)], "making the base image")
         container = _run([*_buildah(), "from", "scratch"], "making the base image").strip()

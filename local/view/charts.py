@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from local.progress import clock
+from local.view.goodput import Part
 from local.view.ledger import Checkpoint, Point
 from local.view.timeline import Span
 
@@ -23,13 +24,15 @@ def line_chart(
     checkpoints: Sequence[Checkpoint] = (),
     restarts: Sequence[int] = (),
     *,
+    beside: Sequence[Point] = (),
     from_zero: bool = False,
 ) -> str:
-    """Return a line over the steps, with its checkpoints and the steps at which the run was started again."""
+    """Return a line over the steps, with its checkpoints, the steps at which the run was started again, and a second line `beside` it."""
     if not points:
         return f'<p class="none">No {escape(name.lower())} yet.</p>'
     thinned = [*points[:: max(1, math.ceil(len(points) / _MOST_POINTS))], points[-1]]
-    ticks = _ticks(0.0 if from_zero else min(p.value for p in points), max(p.value for p in points))
+    values = [p.value for p in (*points, *beside)]
+    ticks = _ticks(0.0 if from_zero else min(values), max(values))
     steps = _ticks(0, max(points[-1].step, 1))
     x = _scale(0, max(points[-1].step, 1), _LEFT, _WIDTH - _RIGHT)
     y = _scale(ticks[0], ticks[-1], _HEIGHT - _BOTTOM, _TOP)
@@ -45,6 +48,13 @@ def line_chart(
         if len(thinned) > 2
         else f'<circle class="dot" cx="{x(points[0].step):.1f}" cy="{y(points[0].value):.1f}" r="3"/>'
     )
+    inside = [p for p in beside if p.step <= points[-1].step]
+    if len(inside) > 1:
+        lines.append(f'<path class="second" d="M{" ".join(f"{x(p.step):.1f} {y(p.value):.1f}" for p in inside)}"/>')
+    lines += [
+        f'<circle class="second dot" cx="{x(p.step):.1f}" cy="{y(p.value):.1f}" r="3"><title>step {p.step}: {p.value:.4g}</title></circle>'
+        for p in inside
+    ]
     lines += [
         f'<path class="mark" d="M{x(c.step):.1f} {floor - 9}l5 9h-10z"><title>checkpoint at step {c.step}</title></path>'
         for c in checkpoints
@@ -77,6 +87,21 @@ def bar_chart(name: str, spans: Sequence[Span], checkpoints: Sequence[Checkpoint
         lines += [f'<rect class="tick" x="{x(c.time):.1f}" {at}><title>checkpoint at step {c.step}</title></rect>' for c in inside]
     told = ", ".join(f"{span.stage} {clock(span.seconds)}" for span in spans[:12])
     return _svg(name, told, len(spans) * _ROW + 8, lines)
+
+
+def stacked_bar(name: str, parts: Sequence[Part]) -> str:
+    """Return the parts of a whole as one bar, in their order."""
+    x = _scale(0.0, 1.0, 1, _WIDTH - 1)
+    lines, at = [], 0.0
+    for part in parts:
+        left, width = x(at), x(at + part.share) - x(at)
+        told = f"{part.name.replace('_', ' ')} {clock(part.seconds)}, {part.share:.1%}"
+        lines.append(
+            f'<rect class="c-{escape(part.name)}" x="{left:.1f}" y="4" width="{width:.1f}" height="34"><title>{escape(told)}</title></rect>'
+        )
+        at += part.share
+    told = ", ".join(f"{part.name.replace('_', ' ')} {part.share:.1%}" for part in parts)
+    return _svg(name, told, 44, lines)
 
 
 def _axes(x: Callable[[float], float], y: Callable[[float], float], across: Sequence[float], up: Sequence[float]) -> list[str]:

@@ -23,6 +23,8 @@ Obj = dict[str, Any]
 """An object as the API server gives it."""
 
 RUN, ROLE = "trainyard.dev/run", "trainyard.dev/role"
+DRILL = "drill"
+"""Role of the Jobs of restore drills. They are about a run and not part of it: what they say is not in its ledger."""
 _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 _NO_ROUTE = 404
 
@@ -68,6 +70,10 @@ class Cluster:
             return []
         pods = self._list("/api/v1/pods", labelSelector=selector)
         return assemble(jobs, self._list(f"{_KUEUE}/workloads"), pods, self._list("/api/v1/events"))
+
+    def drills(self) -> list[Obj]:
+        """Return the Jobs of restore drills, the newest last."""
+        return sorted(self._list("/apis/batch/v1/jobs", labelSelector=f"{ROLE}={DRILL}"), key=_created)
 
     def cluster_queues(self) -> list[Obj]:
         """Return the ClusterQueues; none where Kueue is not installed."""
@@ -122,8 +128,8 @@ class Cluster:
 
 
 def assemble(jobs: list[Obj], workloads: list[Obj], pods: list[Obj], events: list[Obj]) -> list[RunObjects]:
-    """Return one entry a run and role (its newest Job), with the Workload the Job owns, its pods and the events of all of them."""
-    newest = {_identity(job): job for job in sorted(jobs, key=_created)}
+    """Return one entry a run and role (its newest Job), with the Job's Workload, its pods and the events of all of them; no drills."""
+    newest = {_identity(job): job for job in sorted(jobs, key=_created) if _identity(job)[1] != DRILL}
     return [_assemble(*identity, job, workloads, pods, events) for identity, job in newest.items()]
 
 

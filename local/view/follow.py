@@ -15,6 +15,7 @@ from urllib3.exceptions import HTTPError
 from local.errors import Problem
 from local.paths import PROJECT, REPORTS
 from local.progress import clock
+from local.view import goodput
 from local.view.cluster import Cluster, Obj, RunObjects, has_begun, moment
 from local.view.curve import draw, fits
 from local.view.ledger import Ledger
@@ -183,15 +184,21 @@ class _Follower:
 
 
 def success(run: str, ledger: Ledger, store: Store, room: dict[str, int | bool]) -> list[str]:
-    """Return the result of a completed run: curve, loss, checkpoints."""
+    """Return the result of a completed run: curve, loss, where the time went, checkpoints."""
     points = ledger.series("loss")
     seconds = sum((attempt.end or attempt.start) - attempt.start for attempt in ledger.attempts)
     lines = ["", "loss, nats per byte", *draw(points, **room), ""] if points else [""]  # type: ignore[arg-type]  # width, height, two flags
     loss = f", final loss {ledger.state.loss:.3f}" if ledger.state.loss is not None else ""
     starts = f" in {len(ledger.attempts)} attempts" if len(ledger.attempts) > 1 else ""
-    lines.append(f"The run {run} is complete: {ledger.state.step} steps{loss}, {clock(seconds)}{starts}.")
+    validation = ledger.last("evaluate")
+    beside = f", validation loss {value:.3f}" if validation and (value := validation.number("loss")) is not None else ""
+    lines.append(f"The run {run} is complete: {ledger.state.step} steps{loss}{beside}, {clock(seconds)}{starts}.")
+    if parts := goodput.account(ledger):
+        lines += ["  where the time went:", *(f"  {line}" for line in goodput.lines(parts))]
+    good = [checkpoint.step for checkpoint in ledger.checkpoints if checkpoint.good is not None]
+    proved = f", loaded back and proved: {', '.join(map(str, good))}" if good else ""
     kept = f"{len(ledger.checkpoints)} written, the last {size(ledger.checkpoints[-1].size)}" if ledger.checkpoints else "none written"
-    return [*lines, f"  checkpoints:  {store.checkpoints_uri(run)} ({kept})"]
+    return [*lines, f"  checkpoints:  {store.checkpoints_uri(run)} ({kept}{proved})"]
 
 
 def _shown(path: Path) -> str:

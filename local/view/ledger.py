@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -17,11 +18,14 @@ STATE_AFTER = {
     "start": "starting",
     "data": "starting",
     "rendezvous": "starting",
+    "preflight": "starting",
     "model": "starting",
+    "compile": "starting",
     "fresh": "starting",
     "skipped": "restoring",
     "restore": "restoring",
     "step": "training",
+    "evaluate": "training",
     "checkpoint": "training",
     "evicted": "evicted",
     "done": "completed",
@@ -66,7 +70,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint."""
+    """A committed checkpoint, and what has become of it."""
 
     step: int
     seconds: float
@@ -74,6 +78,13 @@ class Checkpoint:
     uri: str
     time: float
     attempt: int
+    stall: float | None = None
+    """Seconds for which the training stood still."""
+    reason: str = ""
+    standing: str = ""
+    """The roles it is kept in, or deleted, or damaged."""
+    good: float | None = None
+    """The validation loss that was reproduced when it was loaded back."""
 
 
 @dataclass(frozen=True)
@@ -136,10 +147,10 @@ class Ledger:
         """Return the latest event of one name."""
         return next((event for event in reversed(self.events) if event.name == name), None)
 
-    def series(self, key: str) -> list[Point]:
-        """Return a number of the step events over the steps; where attempts overlap, the last attempt's value counts."""
+    def series(self, key: str, of: str = "step") -> list[Point]:
+        """Return a number of the events of one name over the steps; where attempts overlap, the last attempt's value counts."""
         chosen: dict[int, tuple[int, float]] = {}
-        for event in self.every("step"):
+        for event in self.every(of):
             value, step = event.number(key), event.integer("step")
             if value is not None and event.attempt >= chosen.get(step, (event.attempt, 0.0))[0]:
                 chosen[step] = (event.attempt, value)
@@ -148,12 +159,13 @@ class Ledger:
     @cached_property
     def checkpoints(self) -> list[Checkpoint]:
         """The committed checkpoints by step; one written again counts as it was written last."""
-        by_step = {
-            event.integer("step"): Checkpoint(
-                event.integer("step"), event.number("seconds") or 0.0, event.integer("bytes"), event.text("uri"), event.time, event.attempt
-            )
-            for event in self.every("checkpoint")
-        }
+        by_step: dict[int, Checkpoint] = {}
+        for event in self.events:
+            if event.name == "checkpoint":
+                by_step[event.integer("step")] = _written(event)
+            for step, change in _changes(event):
+                if step in by_step:
+                    by_step[step] = replace(by_step[step], **change)
         return [by_step[step] for step in sorted(by_step)]
 
     @cached_property
@@ -207,5 +219,33 @@ class Ledger:
             ("dataset tokens", data, "tokens"),
             ("model", model, "name"),
             ("parameters", model, "parameters"),
+            ("all-reduce, GB/s", self.last("preflight"), "gigabytes_per_second"),
         ]
         return {label: event.text(key) for label, event, key in named if event and event.text(key)}
+
+
+def _written(event: Event) -> Checkpoint:
+    return Checkpoint(
+        event.integer("step"),
+        event.number("seconds") or 0.0,
+        event.integer("bytes"),
+        event.text("uri"),
+        event.time,
+        event.attempt,
+        event.number("stall_seconds"),
+        event.text("reason"),
+    )
+
+
+def _changes(event: Event) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Return what an event says about checkpoints that were written before: step and changed fields."""
+    if event.name == "good":
+        yield event.integer("step"), {"good": event.number("reproduced")}
+    elif event.name == "skipped" and (found := re.search(r"step-(\d+)", event.text("checkpoint"))):
+        yield int(found[1]), {"standing": "damaged", "good": None}
+    elif event.name == "retained":
+        kept, deleted = event.fields.get("kept"), event.fields.get("deleted")
+        for step, roles in kept.items() if isinstance(kept, dict) else ():
+            yield int(step), {"standing": ", ".join(map(str, roles))}
+        for step in deleted if isinstance(deleted, list) else ():
+            yield int(step), {"standing": "deleted"}

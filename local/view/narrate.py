@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -15,8 +16,20 @@ _IN_WORDS = {
     "start": lambda e: f"attempt {e.attempt} started: {e.integer('world_size')} processes",
     "restore": lambda e: f"resumed from step {e.integer('step')} in {clock(e.number('seconds') or 0)} ({e.text('checkpoint')})",
     "skipped": lambda e: f"checkpoint {e.text('checkpoint')} is damaged and was passed over: {e.text('reason')}",
-    "checkpoint": lambda e: f"checkpoint at step {e.integer('step')}: {size(e.integer('bytes'))} in {clock(e.number('seconds') or 0)}",
-    "evicted": lambda e: f"evicted at step {e.integer('step')}, {'saved' if e.fields.get('saved') else 'not saved'}",
+    "preflight": lambda e: f"network between the processes: {e.number('gigabytes_per_second') or 0:.2f} GB/s",
+    "compile": lambda e: f"first passes over the model took {clock(e.number('seconds') or 0)}",
+    "evaluate": lambda e: f"validation loss at step {e.integer('step')}: {e.number('loss') or math.nan:.3f}",
+    "checkpoint": lambda e: (
+        f"checkpoint at step {e.integer('step')}: {size(e.integer('bytes'))} in {clock(e.number('seconds') or 0)}{_stall(e)}"
+    ),
+    "good": lambda e: (
+        f"checkpoint at step {e.integer('step')} is good: loaded back, validation loss {e.number('reproduced') or math.nan:.3f} again"
+    ),
+    "advised": lambda e: f"the machine may go soon ({e.text('source')}): saving, the training goes on",
+    "degraded": lambda e: f"degraded, and goes on: {e.text('what')}: {e.text('reason')}",
+    "hang": lambda e: f"hangs: {e.text('message') or _late(e)}",
+    "warning": lambda e: f"warning: {e.text('message')}",
+    "evicted": lambda e: f"evicted at step {e.integer('step')}, {'saved' if e.fields.get('saved') else 'not saved'}{_notice(e)}",
     "error": lambda e: f"the trainer failed: {e.text('message')}",
 }
 """The events of a trainer that a person is told of as they happen."""
@@ -122,6 +135,25 @@ def failure(run: str, stage: Stage, ledger: Ledger, code: int | None, raw: list[
     if not said and raw:
         lines += ["  The last lines of its log:", *(f"    {line}" for line in raw)]
     return [*lines, f"  look further: make logs RUN={run}", "  try again:    correct the cause, then make up"]
+
+
+def _stall(event: Event) -> str:
+    stall = event.number("stall_seconds")
+    return "" if stall is None else f", training stood still for {stall:.2f}s"
+
+
+def _late(event: Event) -> str:
+    return f"nothing has moved for {clock(event.number('seconds') or 0)}, rank {event.text('rank')} in {event.text('phase')}"
+
+
+def _notice(event: Event) -> str:
+    """Return what the trainer did of the time it was given, where it says so."""
+    seconds, decision = event.number("seconds"), event.text("decision")
+    return (
+        (f", {clock(seconds)} after the signal" if seconds is not None else "")
+        + (f" ({decision})" if decision else "")
+        + (f": {e}" if (e := event.text("problem")) else "")
+    )
 
 
 def _say(event: Event) -> str:

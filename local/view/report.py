@@ -11,10 +11,11 @@ from pathlib import Path
 from local.errors import Problem
 from local.paths import REPORTS
 from local.progress import clock
-from local.view.charts import bar_chart, line_chart
+from local.view.charts import bar_chart, line_chart, stacked_bar
 from local.view.cluster import Cluster, RunObjects, event_time
+from local.view.goodput import CLASSES, Part, account, share_of_steps
 from local.view.ledger import Ledger
-from local.view.narrate import rate, situation, size
+from local.view.narrate import rate, situation
 from local.view.store import Store
 from local.view.timeline import STAGES, Span, timeline
 from local.view.waiting import decide, notable
@@ -34,14 +35,22 @@ h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2.4rem 0 .6
 .error { border-left: 4px solid var(--bad); background: var(--panel); padding: .6rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--rule);
-  vertical-align: top; overflow-wrap: anywhere; }
-th { color: var(--soft); font-weight: 600; } .number { text-align: right; } code { font-size: .85rem; }
+  vertical-align: top; overflow-wrap: break-word; }
+th { color: var(--soft); font-weight: 600; } .number { text-align: right; } code { font-size: .85rem; overflow-wrap: anywhere; }
 .legend, .none, caption, summary { color: var(--soft); font-size: .85rem; text-align: left; } summary { cursor: pointer; }
 svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 12px; }
 svg .end { text-anchor: end; } svg .mid { text-anchor: middle; } .grid { stroke: var(--rule); }
 .line { fill: none; stroke: var(--line); stroke-width: 2; stroke-linejoin: round; } .dot { fill: var(--line); }
 .mark, .tick { fill: var(--mark); } .restart { stroke: var(--restart); stroke-dasharray: 5 4; stroke-width: 1.5; }
 .bar { fill: var(--soft); opacity: .55; } .bar.training { fill: var(--line); opacity: .8; } .bar.open { opacity: .3; }
+.second { fill: none; stroke: var(--restart); stroke-width: 1.5; } .second.dot { fill: var(--restart); }
+.swatch { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .5rem; vertical-align: -.05rem; }
+.c-step { fill: #2da44e; background: #2da44e; } .c-start { fill: #8c959f; background: #8c959f; }
+.c-preflight { fill: #6e7781; background: #6e7781; } .c-rendezvous { fill: #afb8c1; background: #afb8c1; }
+.c-compile { fill: #a475f9; background: #a475f9; } .c-data_wait { fill: #d4a72c; background: #d4a72c; }
+.c-redone { fill: #fb8f44; background: #fb8f44; } .c-evaluate { fill: #54aeff; background: #54aeff; }
+.c-save_stall { fill: #e85aad; background: #e85aad; } .c-restore { fill: #339d9b; background: #339d9b; }
+.c-eviction_gap { fill: #cf222e; background: #cf222e; }
 """
 
 
@@ -73,9 +82,16 @@ def page(run: str, ledger: Ledger, objects: RunObjects | None, spans: Sequence[S
         f"<header><h1>{escape(run)}</h1><p class='state'>{_summary(ledger, state)}</p></header>",
         _facts(ledger, spans),
         f'<p class="error">{escape(error.text("message"))}</p>' if error else "",
-        _section("Loss", line_chart("Loss", loss, "Nats per byte over the steps", ledger.checkpoints, restarts), _legend(ledger, restarts)),
+        _section(
+            "Loss",
+            line_chart(
+                "Loss", loss, "Nats per token over the steps", ledger.checkpoints, restarts, beside=ledger.series("loss", "evaluate")
+            ),
+            _legend(ledger, restarts),
+        ),
         _section("Throughput", line_chart("Throughput", throughput, "Tokens per second over the steps", restarts=restarts, from_zero=True)),
-        _section("Where the time went", bar_chart("Where the time went", spans, ledger.checkpoints), _span_table(spans)),
+        _goodput(account(ledger)),
+        _section("Time line", bar_chart("Time line", spans, ledger.checkpoints), _span_table(spans)),
         _section("Checkpoints", _checkpoint_table(ledger)),
         _section("What ran", _table("What exactly ran", (), [(label, _code(value)) for label, value in ledger.identity.items()])),
         _section("Events that matter", _event_table(objects)),
@@ -99,11 +115,13 @@ def _summary(ledger: Ledger, state: str) -> str:
 
 
 def _facts(ledger: Ledger, spans: Sequence[Span]) -> str:
-    state = ledger.state
+    state, validation = ledger.state, ledger.series("loss", "evaluate")
     facts = {
         "final loss" if state.name == "completed" else "loss": f"{state.loss:.3f}" if state.loss is not None else "",
+        "validation loss": f"{validation[-1].value:.3f}" if validation else "",
         "steps": f"{state.step} / {state.steps}" if state.steps else "",
         "throughput": rate(state.tokens_per_second) if state.tokens_per_second else "",
+        "goodput": share_of_steps(account(ledger)),
         "checkpoints": str(len(ledger.checkpoints)),
         "attempts": str(len(ledger.attempts)),
         "from queue to end": clock(max(span.end for span in spans) - spans[0].start) if spans else "",
@@ -114,6 +132,7 @@ def _facts(ledger: Ledger, spans: Sequence[Span]) -> str:
 
 def _legend(ledger: Ledger, restarts: Sequence[int]) -> str:
     marks = ["triangles: checkpoints"] if ledger.checkpoints else []
+    marks += ["dots: validation loss"] if ledger.every("evaluate") else []
     marks += ["dashed: started again at step " + ", ".join(map(str, restarts))] if restarts else []
     rows = [(str(point.step), f"{point.value:.4f}") for point in ledger.series("loss")]
     shown = rows[:: max(1, len(rows) // 20)]
@@ -126,9 +145,41 @@ def _span_table(spans: Sequence[Span]) -> str:
     return f"<details><summary>As a table</summary>{_table('Stages', ('attempt', 'stage', 'what happens', 'from', 'took'), rows)}</details>"
 
 
+def _goodput(parts: list[Part]) -> str:
+    """Return the section that accounts for every second, empty where the trainer has told of none."""
+    rows = [
+        (
+            f'<span class="swatch c-{escape(p.name)}"></span>{escape(p.name.replace("_", " "))}',
+            CLASSES.get(p.name, ""),
+            *_time(p.seconds, p.share),
+        )
+        for p in parts
+    ]
+    rows.append(("in all", "", *_time(sum(p.seconds for p in parts), sum(p.share for p in parts))))
+    table = _table("Wall time by class, over all attempts", ("class", "what happens", "seconds", "share"), rows)
+    return _section("Where the time went", stacked_bar("Where the time went", parts), table) if parts else ""
+
+
+def _time(seconds: float, share: float) -> tuple[str, str]:
+    return f"{seconds:,.1f}", f"{share:.1%}"
+
+
 def _checkpoint_table(ledger: Ledger) -> str:
-    rows = [(str(c.step), size(c.size), f"{c.size:,}", f"{c.seconds:.2f}", _code(c.uri)) for c in ledger.checkpoints]
-    return _table("As written; older ones may have been removed since", ("step", "size", "bytes", "seconds", "where"), rows)
+    rows = [
+        (
+            str(c.step),
+            escape(c.reason),
+            f"{c.size:,}",
+            f"{c.seconds:.2f}",
+            "" if c.stall is None else f"{c.stall:.3f}",
+            escape(c.standing),
+            "" if c.good is None else f"yes, {c.good:.4f}",
+            _code(c.uri),
+        )
+        for c in ledger.checkpoints
+    ]
+    head = ("step", "why", "bytes", "seconds", "stall", "kept as", "good", "where")
+    return _table("As written, and what has become of them; good: loaded back, this validation loss reproduced", head, rows)
 
 
 def _event_table(objects: RunObjects | None) -> str:

@@ -13,13 +13,15 @@ from kubernetes.utils.quantity import parse_quantity
 
 from local.errors import Problem
 from local.progress import clock
-from local.view.cluster import Cluster, Obj, RunObjects, event_time, moment
+from local.view.cluster import RUN, Cluster, Obj, RunObjects, event_time, holds, moment
+from local.view.goodput import account, share_of_steps
 from local.view.ledger import Ledger
 from local.view.narrate import situation, size
 from local.view.store import Store
 from local.view.waiting import decide, notable
 
 _LAST_EVENTS = 8
+_LAST_DRILLS = 3
 _BYTES_FROM = Decimal(2**20)
 
 
@@ -32,7 +34,8 @@ def status(kubeconfig: str | Path, store: Store, out: TextIO | None = None) -> i
     for entry in entries:
         by_run.setdefault(entry.name, {})[entry.role] = entry
     ledgers = {run: Ledger.merge(_stored(store, run, screen), cluster.said(by_run[run].values())) for run in by_run}
-    for block in (queue_table(queues), run_table(by_run, ledgers, time.time()), event_table(entries, time.time())):
+    now = time.time()
+    for block in (queue_table(queues), run_table(by_run, ledgers, now), drill_table(cluster.drills(), now), event_table(entries, now)):
         if block:
             print("\n".join([*block, ""]), file=screen)
     return 0
@@ -80,12 +83,27 @@ def run_table(runs: dict[str, dict[str, RunObjects]], ledgers: dict[str, Ledger]
                 f"{state.step}/{state.steps}" if state.steps else "-",
                 f"{state.loss:.3f}" if state.loss is not None else "-",
                 str(len(ledger.checkpoints)),
+                str(max((one.step for one in ledger.checkpoints if one.good is not None), default="-")),
+                share_of_steps(account(ledger)) or "-",
                 clock(now - created) if created else "-",
             )
         )
         said = ledger.error.text("message") if ledger.error and stage.name == "failed" else stage.reason
         reasons += [f"  {name}: {said}"] if said else []
-    return [*table(("run", "namespace", "state", "step", "loss", "checkpoints", "age"), rows), *reasons]
+    return [*table(("run", "namespace", "state", "step", "loss", "checkpoints", "good", "goodput", "age"), rows), *reasons]
+
+
+def drill_table(jobs: Sequence[Obj], now: float) -> list[str]:
+    """Return how the newest restore drills ended."""
+    rows = []
+    for job in jobs[-_LAST_DRILLS:]:
+        made = moment(job["metadata"]["creationTimestamp"])
+        state = next((word for kind, word in (("Complete", "passed"), ("Failed", "failed")) if holds(job, kind)), "")
+        state = state or ("queued" if (job.get("spec") or {}).get("suspend") else "running")
+        rows.append(
+            (job["metadata"]["labels"][RUN], job["metadata"]["namespace"], job["metadata"]["name"], state, clock(now - (made or now)))
+        )
+    return table(("drill of", "namespace", "job", "state", "age"), rows) if rows else []
 
 
 def event_table(entries: Sequence[RunObjects], now: float) -> list[str]:

@@ -14,8 +14,10 @@ EXIT_CODES = {
     43: "evicted before a checkpoint could be saved; the run resumes from the one before",
     44: "the run's configuration is wrong",
     45: "the data cannot be used",
-    46: "the checks before training failed",
+    46: "the checks before training failed: the object store, or the network between the processes",
     47: "there are checkpoints and none of them can be used",
+    48: "superseded: another attempt of this run has begun",
+    49: "hung: nothing moved for longer than hang_seconds allows",
     137: "killed: out of memory (see resources.memory_limit), or not gone when its grace was over",
     143: "ended by SIGTERM before the trainer could take it",
 }

@@ -123,7 +123,7 @@ def test_the_keys_of_the_store_are_secret_and_nowhere_else(local: Recording) -> 
 
 def test_every_object_of_a_run_carries_its_labels(local: Recording) -> None:
     objects = of_run(local)
-    assert sorted(request["name"] for request in objects) == ["run-smoke", "smoke", "smoke", "smoke-prepare"]
+    assert sorted(request["name"] for request in objects) == ["run-smoke", "smoke", "smoke", "smoke-drill", "smoke-prepare"]
     expected = {"trainyard.dev/run": "smoke", "trainyard.dev/team": "research", "app.kubernetes.io/managed-by": "pulumi"}
     for request in objects:
         metadata = request["inputs"]["metadata"]
@@ -177,6 +177,18 @@ def test_a_job_reads_the_generated_configuration(local: Recording) -> None:
     for request in of_kind(local, "Job"):
         (volume,) = [one for one in request["inputs"]["spec"]["template"]["spec"]["volumes"] if one["name"] == "config"]
         assert volume["configMap"]["name"] == "smoke-1a2b3c4d"
+
+
+def test_a_drill_is_a_cron_job_of_the_run_that_reads_the_same_configuration(local: Recording) -> None:
+    (drill,) = of_kind(local, "CronJob")
+    assert drill["inputs"]["metadata"]["name"] == "smoke-drill"
+    of_its_jobs = drill["inputs"]["spec"]["jobTemplate"]
+    assert of_its_jobs["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert of_its_jobs["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"] == "smoke-1a2b3c4d"
+    before = all_before(local, drill)
+    assert named(local, "NetworkPolicy", "run-smoke")["urn"] in before
+    # It has nothing to wait for that a run may take days to do.
+    assert named(local, "Job", "smoke")["urn"] not in before
 
 
 def test_every_object_goes_to_the_cluster_of_the_kubeconfig(local: Recording) -> None:

@@ -110,6 +110,14 @@ def test_a_run_that_fits_nowhere_shows_both_sides_and_the_keys_to_change(shape: 
     assert "trainyard:nodeGroups" in allowed
 
 
+def test_a_drill_that_fits_nowhere_is_told_when_its_training_fits() -> None:
+    assert RUN.drill
+    larger = RUN.model_copy(update={"drill": RUN.drill.model_copy(update={"world_size": 5})})
+    key, wrong, allowed = problem_of(stack([group("l4")], RESEARCH), larger)
+    assert (key, "asks 5 GPUs" in wrong, "lower drill.world_size" in allowed) == ("drill.world_size", True, True)
+    assert not list(run_problems(stack([group("l4")], RESEARCH), {"x": RUN}))
+
+
 def test_a_run_does_not_fit_by_adding_up_two_groups() -> None:
     teams = [{"name": "research", "gpus": {"l4": 2, "spot": 2}}]
     assert problem_of(stack([group("l4"), group("spot")], teams), run(gpus_per_node=4))[0] == "resources"

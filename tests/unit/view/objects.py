@@ -33,9 +33,9 @@ def attempt(number, begun, steps, *, pod=POD, total=300, restored=None, loss=lam
     ]
 
 
-def checkpoint(step, seconds, number=1, size=26_000_000):
+def checkpoint(step, seconds, number=1, size=26_000_000, **more):
     uri = f"s3://trainyard-local/runs/smoke/checkpoints/step-{step:08d}"
-    return line("checkpoint", seconds, number, step=step, seconds=0.8, bytes=size, uri=uri)
+    return line("checkpoint", seconds, number, step=step, seconds=0.8, bytes=size, uri=uri, **more)
 
 
 def condition(kind, status="True", seconds=0, message="", reason=""):

@@ -64,6 +64,32 @@ def test_a_checkpoint_written_again_counts_as_it_was_written_last():
     assert [(c.step, c.size, c.attempt) for c in ledger.checkpoints] == [(50, 1, 1), (100, 2, 2)]
 
 
+def test_a_checkpoint_says_what_has_become_of_it():
+    lines = [checkpoint(step, step, reason="steps", stall_seconds=0.02) for step in (50, 100, 150, 200)]
+    lines += [
+        line("good", 210, step=100, loss=2.5, reproduced=2.25),
+        line("retained", 220, kept={"100": ["best", "newest"], "150": ["newest"], "200": ["newest"]}, deleted=[50]),
+        line("skipped", 230, 2, checkpoint="s3://b/runs/smoke/checkpoints/step-00000200", reason="sha256 differs"),
+        line("good", 240, step=999, loss=1.0, reproduced=1.0),
+    ]
+    found = Ledger.merge(lines).checkpoints
+    assert [(c.step, c.standing, c.good) for c in found] == [
+        (50, "deleted", None),
+        (100, "best, newest", 2.25),
+        (150, "newest", None),
+        (200, "damaged", None),
+    ]
+    assert {(c.reason, c.stall) for c in found} == {("steps", 0.02)}
+    # Written again, it is another checkpoint.
+    again = Ledger.merge(lines, [checkpoint(200, 250, 2, reason="steps", stall_seconds=0.02)]).checkpoints[-1]
+    assert (again.step, again.standing, again.attempt) == (200, "", 2)
+
+
+def test_validation_losses_are_a_series_of_their_own():
+    lines = [*attempt(1, 0, [10, 20]), line("evaluate", 10, step=20, loss=3.5, seconds=0.1), line("evaluate", 40, 2, step=20, loss=3.25)]
+    assert Ledger.merge(lines).series("loss", "evaluate") == [Point(20, 3.25)]
+
+
 def test_an_error_is_forgotten_when_the_run_starts_again():
     failed = [*attempt(1, 0, [10]), line("error", 20, code=1, message="boom")]
     assert Ledger.merge(failed).error.text("message") == "boom"

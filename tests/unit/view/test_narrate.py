@@ -64,6 +64,48 @@ def test_checkpoints_restarts_and_damage_are_told_as_they_happen():
 
 
 @pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (line("preflight", 9, gigabytes_per_second=1.234, floor=0.005, seconds=0.2), "network between the processes: 1.23 GB/s"),
+        (line("compile", 9, seconds=12.0), "first passes over the model took 12.0s"),
+        (line("evaluate", 9, step=50, loss=2.5, seconds=0.4), "validation loss at step 50: 2.500"),
+        (checkpoint(50, 9, stall_seconds=0.031, reason="steps"), "24.8 MiB in 0.8s, training stood still for 0.03s"),
+        (line("good", 9, step=50, loss=2.5, reproduced=2.5), "checkpoint at step 50 is good: loaded back, validation loss 2.500 again"),
+        (
+            line("advised", 9, step=50, source="rebalance-advice"),
+            "the machine may go soon (rebalance-advice): saving, the training goes on",
+        ),
+        (
+            line("degraded", 9, what="keeper", reason="it ended with exit code 1"),
+            "degraded, and goes on: keeper: it ended with exit code 1",
+        ),
+        (line("hang", 9, step=5, rank=1, phase="step", seconds=300.0), "hangs: nothing has moved for 5m00s, rank 1 in step"),
+        (line("hang", 9, step=5, message="rank 1 on host-b is late"), "hangs: rank 1 on host-b is late"),
+        (line("warning", 9, message="step-00000050 stays, but is not good"), "warning: step-00000050 stays, but is not good"),
+        (
+            line("evicted", 9, step=50, saved=True, signal="SIGTERM", seconds=1.5, decision="save"),
+            "evicted at step 50, saved, 1.5s after the signal (save)",
+        ),
+        (
+            line("evicted", 9, step=50, saved=False, signal="SIGTERM", seconds=9.5, decision="save", problem="s3://b does not answer"),
+            "evicted at step 50, not saved, 9.5s after the signal (save): s3://b does not answer",
+        ),
+    ],
+    ids=lambda value: value.split('"')[3] if value.startswith("{") else "",
+)
+def test_what_the_trainer_does_for_the_run_is_one_line_each(event, words):
+    before = look(attempt(1, 0, [10]))
+    told = changes(before, look([*attempt(1, 0, [10]), event]), steps=True)
+    assert [text for text in told if words in text] == told[:1]
+
+
+@pytest.mark.parametrize("name", ["goodput", "retained", "metrics"])
+def test_what_only_the_report_tells_is_not_told_as_it_happens(name):
+    before = look(attempt(1, 0, [10]))
+    assert changes(before, look([*attempt(1, 0, [10]), line(name, 9, port=9400)]), steps=True) == []
+
+
+@pytest.mark.parametrize(
     ("stage", "lines", "word"),
     [
         (Stage("queued"), attempt(1, 0, [10]), "queued"),

@@ -99,6 +99,34 @@ def test_a_report_says_what_ran_where_its_checkpoints_are_and_what_happened(rest
         assert fact in words
 
 
+def test_a_report_accounts_for_every_second_in_a_bar_and_a_table(restarted, objects):
+    told = [line("goodput", 39, 1, seconds={"start": 10.0, "step": 19.0}, wall=29.0)]
+    told += [line("goodput", 109, 2, seconds={"start": 6.0, "restore": 4.0, "redone": 5.0, "step": 34.0}, wall=49.0)]
+    parsed = Page(report_of(Ledger([*restarted.events, *Ledger.merge(told).events]), objects))
+    bar = [rect for rect in parsed.every("rect") if rect["class"].startswith("c-")]
+    assert [rect["class"] for rect in bar] == ["c-start", "c-restore", "c-step", "c-redone", "c-eviction_gap"]
+    # One beside the other, over the whole width.
+    ends = [float(rect["x"]) + float(rect["width"]) for rect in bar]
+    assert [float(rect["x"]) for rect in bar[1:]] == pytest.approx(ends[:-1], abs=0.11)
+    assert ends[-1] == pytest.approx(859, abs=0.2)
+    words = " ".join(parsed.text)
+    for fact in ("53.0", "53.5%", "21.0", "21.2%", "in all", "99.0", "100.0%"):
+        assert fact in words
+    assert len(parsed.every("svg")) == 4
+
+
+def test_a_report_shows_validation_losses_and_what_has_become_of_checkpoints(restarted, objects):
+    more = [line("evaluate", 26, step=50, loss=4.75, seconds=0.1), line("evaluate", 36, step=100, loss=4.25, seconds=0.1)]
+    more += [line("good", 37, step=100, loss=4.25, reproduced=4.25)]
+    more += [line("retained", 38, kept={"100": ["newest", "best"]}, deleted=[50])]
+    parsed = Page(report_of(Ledger([*restarted.events, *Ledger.merge(more).events]), objects))
+    assert sum(dot.get("class") == "second dot" for dot in parsed.every("circle")) == 2
+    assert sum(path.get("class") == "second" for path in parsed.every("path")) == 1
+    words = " ".join(parsed.text)
+    for fact in ("dots: validation loss", "4.250", "deleted", "newest, best", "yes, 4.2500"):
+        assert fact in words
+
+
 @pytest.mark.parametrize("state", ["queued", "failed"])
 def test_a_run_without_a_step_has_a_report(state):
     parsed = Page(report_of(Ledger(), None, state=state))
@@ -120,6 +148,9 @@ def test_text_of_others_is_never_markup():
     lines = [
         line("start", 0, image=NASTY, git_sha=NASTY, world_size=2, pod=NASTY),
         line("checkpoint", 1, step=1, seconds=1.0, bytes=1, uri=NASTY),
+        line("good", 1.5, step=1, loss=1.0, reproduced=1.0),
+        line("retained", 1.6, kept={"1": [NASTY]}, deleted=[]),
+        line("goodput", 1.7, seconds={NASTY: 1.0, "step": 1.0}, wall=2.0),
         line("error", 2, code=1, message=NASTY),
     ]
     events = [warning("pod-1", NASTY, NASTY, kind=NASTY)]

@@ -1,5 +1,6 @@
 import pytest
 
+from local.view.cluster import assemble
 from local.view.ledger import Ledger
 from local.view.waiting import Stage, decide, exit_code, meaning, notable, stage_of
 
@@ -159,3 +160,8 @@ def test_a_finished_run_whose_job_is_gone_is_known_from_its_ledger():
 def test_warnings_and_evictions_matter_and_the_rest_does_not():
     kept = [warning("a", "w"), warning("a", "e", "EvictedDueToPreempted", type_="Normal"), warning("a", "p", "Preempted", type_="Normal")]
     assert notable([*kept, warning("a", "Created pod", "SuccessfulCreate", type_="Normal")]) == kept
+
+
+def test_a_drill_of_a_run_is_not_the_run():
+    drill = job(role="drill", uid="job-2", created=50, name="smoke-drill-1")
+    assert [entry.role for entry in assemble([job(), drill], [], [pod()], [])] == ["train"]
