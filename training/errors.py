@@ -8,6 +8,8 @@ CONFIGURATION = 44
 DATA = 45
 PREFLIGHT = 46
 NO_USABLE_CHECKPOINT = 47
+SUPERSEDED = 48
+HUNG = 49
 
 
 class TrainerError(Exception):
@@ -23,6 +25,12 @@ class TrainerError(Exception):
     def __reduce__(self) -> tuple:
         """Keep the code when the error travels from rank 0 to the other ranks."""
         return type(self), (self.message, self.code)
+
+
+class SupersededError(TrainerError):
+    """Another attempt of this run has begun, or has committed the same step."""
+
+    code = SUPERSEDED
 
 
 class ConfigurationError(TrainerError):

@@ -1,4 +1,4 @@
-"""What launcher and workers tell each other, as files in one folder: the order, who is ready for a signal, and how each rank ended."""
+"""What the processes of an attempt tell each other, as files in one folder: the order, who is ready, the notice, how each rank ended."""
 
 import contextlib
 import ctypes
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from training.errors import EVICTED_SAVED, EVICTED_UNSAVED, UNEXPECTED
+from training.errors import EVICTED_SAVED, EVICTED_UNSAVED, HUNG, SUPERSEDED, UNEXPECTED
 
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 SET_CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
@@ -17,12 +17,22 @@ SET_CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 @dataclass(frozen=True)
 class Order:
-    """What the launcher tells the workers."""
+    """What the launcher tells the workers. With several nodes, rank 0's order counts: only the first launcher knows the attempt."""
 
     config: dict[str, Any]
-    attempt: int
-    data: str
-    launched: float
+    attempt: int  # 0 on every node but the first
+    launched: float  # when the attempt began, unix time
+    spent: dict[str, float]  # seconds since then by class of goodput
+    reached: int  # the highest step that an earlier attempt told
+
+
+@dataclass(frozen=True)
+class Notice:
+    """An eviction, or the advice to expect one. Times are those of the machine's monotonic clock, which its processes share."""
+
+    source: str
+    noticed: float
+    deadline: float | None = None  # until when the workers may live; None for an advice
 
 
 @dataclass(frozen=True)
@@ -34,11 +44,12 @@ class Outcome:
 
 
 class Work:
-    """The folder of one attempt."""
+    """The folder of one attempt on one node."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ledger = path / "ledger.jsonl"
+        self.finished = path / "finished"  # holds the last step once training is done
 
     def give(self, order: Order) -> None:
         """Leave the order for the workers."""
@@ -50,40 +61,48 @@ class Work:
 
     def ready(self, rank: int) -> None:
         """Say that from now on SIGTERM makes this rank stop in good order."""
-        _write_whole(self.path / f"rank-{rank}.pid", str(os.getpid()))
+        write_whole(self.path / f"rank-{rank}.pid", str(os.getpid()))
 
     def ready_pids(self) -> list[int]:
         """List the processes that may be signalled."""
         return [int(path.read_text()) for path in self.path.glob("rank-*.pid")]
 
+    def notify(self, notice: Notice) -> None:
+        """Leave the notice that the next signal is about."""
+        write_whole(self.path / "notice.json", json.dumps(asdict(notice)))
+
+    def notice(self) -> Notice | None:
+        """Read the newest notice."""
+        path = self.path / "notice.json"
+        return Notice(**json.loads(path.read_text())) if path.is_file() else None
+
     def report(self, rank: int, outcome: Outcome) -> None:
         """Say how this rank ended; torchrun cannot, its exit code is always 1."""
-        _write_whole(self.path / f"rank-{rank}.outcome", json.dumps(asdict(outcome)))
+        write_whole(self.path / f"rank-{rank}.outcome", json.dumps(asdict(outcome)))
 
-    def outcome(self, processes: int) -> Outcome:
-        """Combine the reports of all ranks into the outcome of the run."""
-        reports: dict[int, Outcome] = {}
-        for rank in range(processes):
-            path = self.path / f"rank-{rank}.outcome"
-            if path.is_file():
-                reports[rank] = Outcome(**json.loads(path.read_text()))
-        return combine(reports, processes)
+    def reports(self) -> dict[int, Outcome]:
+        """Give the outcomes reported so far by rank."""
+        paths = {int(path.stem.removeprefix("rank-")): path for path in self.path.glob("rank-*.outcome")}
+        return {rank: Outcome(**json.loads(path.read_text())) for rank, path in sorted(paths.items())}
+
+    def hopeless(self) -> bool:
+        """Tell whether a rank has ended in a way that the others cannot: they may wait for it for ever."""
+        return any(outcome.code in {HUNG, SUPERSEDED} for outcome in self.reports().values())
 
 
-def combine(reports: dict[int, Outcome], processes: int) -> Outcome:
-    """Decide what the run as a whole did.
+def combine(reports: dict[int, Outcome], ranks: range) -> Outcome:
+    """Decide what these ranks as a whole did.
 
-    A reason that a rank could name comes first, then a rank that died without a word (killed, out of memory), then a crash that it may have
-    caused in the others. An eviction counts as saved only when every rank says so.
+    A reason that a rank could name comes first, and a hang, which may be its consequence, after it. Then a rank that died without a word
+    (killed, out of memory), then a crash that it may have caused in the others. An eviction counts as saved only when every rank says so.
     """
-    for outcome in reports.values():
-        if outcome.code > EVICTED_UNSAVED:
-            return outcome
-    silent = [str(rank) for rank in range(processes) if rank not in reports]
+    named = [outcome for _, outcome in sorted(reports.items()) if outcome.code > EVICTED_UNSAVED]
+    if named:
+        return min(named, key=lambda outcome: outcome.code == HUNG)
+    silent = [str(rank) for rank in ranks if rank not in reports]
     if silent:
         return Outcome(
-            UNEXPECTED,
-            f"rank {', '.join(silent)} of {processes} was killed (out of memory, or from outside); the run resumes when started again",
+            UNEXPECTED, f"rank {', '.join(silent)} was killed (out of memory, or from outside); the run resumes when started again"
         )
     for rank, outcome in sorted(reports.items()):
         if outcome.code == UNEXPECTED:
@@ -132,7 +151,7 @@ def _children() -> list[int]:
     return found
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Write a small file so that a reader sees all of it or nothing."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text)

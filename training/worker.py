@@ -1,9 +1,11 @@
 """One worker process: ties itself to torchrun, keeps stdout for events, trains, and leaves its outcome for the launcher."""
 
 import argparse
+import logging
 import os
 import sys
 import traceback
+import warnings
 from pathlib import Path
 
 from training.config import RunConfig
@@ -25,6 +27,7 @@ def main() -> int:
     order = work.order()
     config = RunConfig.model_validate(order.config)
     journal = work.ledger if rank == 0 else None
+    be_quiet()
 
     # Torch takes seconds to load, and what is above must not wait for it.
     from training.ranks import leave
@@ -43,6 +46,13 @@ def main() -> int:
     work.report(rank, outcome)
     leave()
     return 0
+
+
+def be_quiet() -> None:
+    """Drop what torch says about its own insides: nobody who trains can act on it."""
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
 
 
 if __name__ == "__main__":

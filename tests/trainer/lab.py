@@ -41,6 +41,11 @@ CONFIG: dict[str, Any] = {
 }
 
 
+def step_of(key: str) -> int:
+    """Give the step of a checkpoint's object."""
+    return int(key.split("/")[3].removeprefix("step-"))
+
+
 class Told:
     """The events of one attempt, and how it ended."""
 
@@ -169,9 +174,7 @@ class Lab:
 
     def checkpoints(self, run: str) -> list[int]:
         """List the steps of the committed checkpoints of a run."""
-        return [
-            int(key.split("/")[-2].removeprefix("step-")) for key in self.keys(f"runs/{run}/checkpoints/") if key.endswith("/COMMITTED")
-        ]
+        return [step_of(key) for key in self.keys(f"runs/{run}/checkpoints/") if key.endswith("/COMMITTED")]
 
     def ledger(self, run: str) -> list[dict[str, Any]]:
         """Read what the store knows of a run."""
@@ -188,7 +191,7 @@ class Lab:
     def branch(self, source: str, run: str, steps: list[int]) -> None:
         """Copy checkpoints of a run to another name, which can then be resumed by itself."""
         for key in self.keys(f"runs/{source}/checkpoints/"):
-            if int(key.split("/")[-2].removeprefix("step-")) in steps:
+            if step_of(key) in steps:
                 self.put(key.replace(f"runs/{source}/", f"runs/{run}/", 1), self.get(key))
 
     def flip_bit(self, key: str) -> None:

@@ -30,27 +30,29 @@ def test_an_evicted_run_ends_where_the_straight_one_does_bit_for_bit(lab: Lab, s
     assert second.one("restore")["step"] == evicted["step"], "no step is lost"
     assert {**first.losses, **second.losses} == straight.losses
     assert second.one("done")["loss"] == straight.one("done")["loss"]
-    assert lab.ledger("evicted") == first.events + second.events
+    assert sorted(map(str, lab.ledger("evicted"))) == sorted(map(str, first.events + second.events)), "three processes tell, in any order"
 
 
 def test_a_killed_rank_costs_the_steps_since_the_checkpoint_and_nothing_else(lab: Lab, straight: Told) -> None:
     config = lab.config("killed")
     attempt = lab.start(config)
-    attempt.wait_for(lambda event: event["event"] == "step" and event["step"] == 14)
+    attempt.wait_for(lambda event: event["event"] == "checkpoint" and event["step"] == 12)
     os.kill(attempt.workers()[-1], signal.SIGKILL)
     first = attempt.end()
     assert first.code == 1
     assert "was killed" in first.one("error")["message"]
-    assert lab.checkpoints("killed") == [6, 12]
+    durable = lab.checkpoints("killed")[-1]
+    assert 12 <= durable < STEPS, "the next one may have been on its way"
 
-    debris = "runs/killed/checkpoints/step-00000018/"
-    lab.put(debris + "__7_0.distcp", b"half of a checkpoint that never was committed")
+    debris = "runs/killed/checkpoints/step-00000018/000001/__7_0.distcp"
+    lab.put(debris, b"half of a checkpoint that never was committed")
     second = lab.run(config)
 
     assert second.code == 0, second.errors
-    assert second.one("restore")["step"] == 12
-    assert debris + "__7_0.distcp" not in lab.keys(debris)
-    assert lab.checkpoints("killed") == [12, 18, 24]
+    assert (second.one("start")["attempt"], second.one("restore")["step"]) == (2, durable)
+    assert second.one("start")["reached"] == max(first.losses)
+    assert debris not in lab.keys("runs/killed/checkpoints/")
+    assert lab.checkpoints("killed")[-1] == STEPS
     assert {**first.losses, **second.losses} == straight.losses
     curve = [(event["step"], event["loss"]) for event in lab.ledger("killed") if event["event"] == "step"]
     assert curve == list(straight.losses.items()), "each step is in the ledger once"
@@ -63,7 +65,7 @@ def test_a_signal_before_the_first_step_ends_the_run_promptly(lab: Lab, until: C
     told = attempt.signal(signal.SIGTERM).end()
     assert told.code == 43, told.errors
     assert time.monotonic() - began < 30, "half the grace period"
-    assert told.one("evicted") | {"step": 0, "saved": False, "signal": "SIGTERM"} == told.one("evicted")
+    assert told.one("evicted").items() >= {"step": 0, "saved": False, "signal": "SIGTERM", "decision": "leave"}.items()
     assert lab.ledger("early") == told.events
     until("the end of every process of the attempt", lambda: not attempt.processes(), seconds=20)
 

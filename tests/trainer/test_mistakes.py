@@ -34,7 +34,7 @@ def test_the_same_run_with_another_model_and_batch_is_refused(lab: Lab, straight
     assert told.code == CONFIGURATION
     message = told.one("error")["message"]
     assert "model: was byte-1m, is byte-3m" in message
-    assert "train.batch_size x processes: was 8, is 10" in message
+    assert "global_batch: was 8, is 10" in message
     assert "train.steps: the run is at step 24 already, is 20" in message
     assert "new name" in message
     assert "Traceback" not in told.errors
