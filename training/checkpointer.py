@@ -95,7 +95,7 @@ class Checkpointer:
     def __init__(self, config: RunConfig, order: Order, dataset: Manifest, identity: dict[str, str], events: Events) -> None:
         self._config, self._attempt, self._dataset, self._identity, self._events = config, order.attempt, dataset, identity, events
         place = place_of(config)
-        self._catalog, self._ledger = Catalog(place, config.run), Ledger(events._journal or Path(os.devnull), place, config.run)
+        self._catalog, self._ledger = Catalog(place, config.run), Ledger(events.journal or Path(os.devnull), place, config.run)
         self._uploader: Uploader | None = None
         self._saving: Saving | None = None
         self._past: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)

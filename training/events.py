@@ -16,7 +16,7 @@ class Events:
 
     def __init__(self, run: str, attempt: int, stream: TextIO, journal: Path | None = None, always: dict[str, Any] | None = None) -> None:
         self.run, self.attempt = run, attempt
-        self._stream, self._journal, self._always = stream, journal, always or {}
+        self._stream, self.journal, self._always = stream, journal, always or {}
 
     def emit(self, event: str, **fields: Any) -> None:
         """Tell what happened."""
@@ -24,8 +24,8 @@ class Events:
         line = json.dumps({**head, **self._always, **fields}) + "\n"
         self._stream.write(line)
         self._stream.flush()
-        if self._journal is not None:
-            append(self._journal, line)
+        if self.journal is not None:
+            append(self.journal, line)
 
 
 def append(journal: Path, line: str) -> None:

@@ -7,7 +7,7 @@ from .lab import BUCKET, DATASET, Lab, Told
 
 def test_a_checkpoint_with_one_flipped_bit_is_passed_over(lab: Lab, straight: Told) -> None:
     lab.branch("straight", "flipped", [12, 18, 24])
-    key = "runs/flipped/checkpoints/step-00000024/__1_0.distcp"
+    key = "runs/flipped/checkpoints/step-00000024/000001/__1_0.distcp"
     lab.flip_bit(key)
     told = lab.run(lab.config("flipped"))
 
@@ -21,14 +21,14 @@ def test_a_checkpoint_with_one_flipped_bit_is_passed_over(lab: Lab, straight: To
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_anew(lab: Lab, straight: Told) -> None:
     lab.branch("straight", "ruined", [12, 18])
-    lab.flip_bit("runs/ruined/checkpoints/step-00000012/__0_0.distcp")
-    lab.client.delete_object(Bucket=BUCKET, Key="runs/ruined/checkpoints/step-00000018/.metadata")
+    lab.flip_bit("runs/ruined/checkpoints/step-00000012/000001/__0_0.distcp")
+    lab.client.delete_object(Bucket=BUCKET, Key="runs/ruined/checkpoints/step-00000018/000001/.metadata")
     told = lab.run(lab.config("ruined"))
 
     assert told.code == 47
     newest, oldest = told.named("skipped")
-    assert "step-00000018/.metadata is missing" in newest["reason"]
-    assert "step-00000012/__0_0.distcp" in oldest["reason"]
+    assert "step-00000018/000001/.metadata is missing" in newest["reason"]
+    assert "step-00000012/000001/__0_0.distcp" in oldest["reason"]
     assert "all 2 committed checkpoint(s)" in told.one("error")["message"]
     assert not told.named("step", "fresh")
     assert "Traceback" not in told.errors
