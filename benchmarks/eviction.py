@@ -125,8 +125,8 @@ def table(evictions: list[Eviction], arguments: argparse.Namespace, load: float)
             "# Evictions",
             "",
             written_by("eviction.py"),
-            f"{arguments.model} on 2 processes with one thread each, gloo, sequence {arguments.sequence}, batch 1 per process; grace period "
-            f"{arguments.grace_seconds} s; an asynchronous checkpoint every {arguments.every_seconds:g} s, proved beside the training. "
+            f"{arguments.model} on 2 processes with one thread each, gloo, sequence {arguments.sequence}, batch 1 per process; grace "
+            f"period {arguments.grace_seconds} s; an asynchronous checkpoint every {arguments.every_seconds:g} s, proved beside the training. "
             "The S3 server runs on the same machine.",
             f"SIGTERM to the first process of one run, up to {arguments.window:g} s after it had resumed (uniform, seed {arguments.seed}); "
             f"{len(evictions)} evictions. Load average when it began: {load:.1f}.",

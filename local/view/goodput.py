@@ -9,11 +9,11 @@ from local.progress import clock
 from local.view.ledger import Attempt, Event, Ledger
 
 CLASSES = {
-    "start": "pod and trainer start, checks",
+    "start": "trainer start, checks, torch and savers are loaded",
     "preflight": "the network between the processes is tested",
     "rendezvous": "processes find each other",
     "compile": "first passes over the model, compilation",
-    "restore": "savers are started, a checkpoint is loaded",
+    "restore": "a checkpoint is found, verified and loaded",
     "data_wait": "the training waits for data",
     "step": "new steps",
     "redone": "steps that an earlier attempt had done",

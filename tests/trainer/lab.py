@@ -97,6 +97,11 @@ class Attempt:
         with self._changed:
             assert self._changed.wait_for(lambda: any(map(wanted, self._events)), RUN_SECONDS), f"never told:\n{self._log.read_text()}"
 
+    def told(self, *names: str) -> list[dict[str, Any]]:
+        """Pick events by name among those told so far."""
+        with self._changed:
+            return [event for event in self._events if event["event"] in names]
+
     def processes(self) -> dict[int, list[bytes]]:
         """Map the living processes of this attempt to their command lines."""
         found = {}

@@ -5,8 +5,11 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from training.goodput import account
 
 from .gateway import Gateway
 from .lab import BUCKET, STEPS, Lab, Told
@@ -30,7 +33,17 @@ def test_an_evicted_run_ends_where_the_straight_one_does_bit_for_bit(lab: Lab, s
     assert second.one("restore")["step"] == evicted["step"], "no step is lost"
     assert {**first.losses, **second.losses} == straight.losses
     assert second.one("done")["loss"] == straight.one("done")["loss"]
+    assert_every_second_is_accounted_for(lab.ledger("evicted"))
     assert sorted(map(str, lab.ledger("evicted"))) == sorted(map(str, first.events + second.events)), "three processes tell, in any order"
+
+
+def assert_every_second_is_accounted_for(events: list[dict[str, Any]]) -> None:
+    seconds = account(events)
+    last = [event["time"] for event in events if event["event"] == "goodput"][-1]
+    assert sum(seconds.values()) == pytest.approx(last - events[0]["time"], rel=0.01)
+    assert all(
+        seconds[name] > 0 for name in ("start", "rendezvous", "compile", "step", "evaluate", "save_stall", "restore", "eviction_gap")
+    )
 
 
 def test_a_killed_rank_costs_the_steps_since_the_checkpoint_and_nothing_else(lab: Lab, straight: Told) -> None:

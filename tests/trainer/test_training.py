@@ -1,5 +1,8 @@
 """A run that nothing disturbs."""
 
+import signal
+import urllib.request
+
 import pytest
 
 from .lab import EVERY, STEPS, Lab, Told
@@ -43,6 +46,22 @@ def test_a_run_continues_on_another_number_of_processes_with_the_same_samples(la
     assert reshaped.one("restore")["step"] == 12
     assert list(reshaped.losses) == list(range(13, STEPS + 1))
     assert reshaped.losses == {step: pytest.approx(straight.losses[step], abs=1e-3) for step in reshaped.losses}
+
+
+def test_a_running_training_can_be_scraped(lab: Lab) -> None:
+    attempt = lab.start(lab.config("scraped", metrics={"host": "127.0.0.1", "port": 0}, checkpoint={"prove": False}))
+    attempt.wait_for(lambda event: event["event"] == "step" and event["step"] == EVERY + 2)
+    (port,) = [event["port"] for event in attempt.told("metrics")]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    told = attempt.signal(signal.SIGTERM).end()
+    assert told.code == 42, told.errors
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values["trainyard_step"]) > EVERY
+    assert float(values["trainyard_loss"]) == pytest.approx(told.losses[int(float(values["trainyard_step"]))])
+    assert float(values["trainyard_tokens_per_second_per_gpu"]) > 0
+    assert "trainyard_mfu_ratio" not in text, "nobody knows the peak of this processor"
+    assert any(line.startswith("trainyard_run_info{") and 'run_id="scraped"' in line and 'world_size="2"' in line for line in values)
 
 
 def test_the_preparation_runs_once(lab: Lab) -> None:
