@@ -27,10 +27,10 @@ sys.path.insert(0, str(PROJECT))
 import boto3  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-import torch.distributed.checkpoint as dcp  # noqa: E402
 from botocore.config import Config  # noqa: E402
 from s3torchconnector import S3ClientConfig  # noqa: E402
 from s3torchconnector.dcp import S3StorageWriter  # noqa: E402
+from torch.distributed.checkpoint import state_dict_saver as dcp  # noqa: E402
 
 from benchmarks.throughput import laboratory, note, written_by  # noqa: E402
 from tests.trainer.lab import BUCKET, Lab  # noqa: E402
@@ -73,7 +73,7 @@ class Stall(NamedTuple):
 
 def stall(lab: Lab, run: str, arguments: argparse.Namespace, asynchronous: bool) -> Stall:
     """Train until so many saves are durable."""
-    attempt = lab.start(run_config(lab, run, arguments, 2, 1_000_000, asynchronous=asynchronous, keep=1))
+    attempt = lab.start(run_config(lab, run, arguments, 2, 1_000_000, asynchronous=asynchronous, prove=True, keep=1))
     saves: dict[int, dict[str, Any]] = {}
 
     def enough(event: dict[str, Any]) -> bool:
@@ -149,8 +149,8 @@ class Ways:
         self._state = state_of(module, optimizer)
         self._content = _serialized(self._state)
         self.bytes = len(self._content)
-        signing = {"payload_signing_enabled": False, "addressing_style": "path"}
-        self._client = boto3.client("s3", region_name=region(), config=Config(s3=signing, request_checksum_calculation="when_required"))
+        unhashed = Config(s3={"payload_signing_enabled": False, "addressing_style": "path"}, request_checksum_calculation="when_required")
+        self._client = boto3.client("s3", region_name=region(), config=unhashed)
         self._step = 0
 
     def ours(self) -> None:
@@ -214,8 +214,8 @@ def writes(lab: Lab, arguments: argparse.Namespace) -> list[str]:
         "## Writing",
         "",
         f"{ways.bytes / 1e6:,.0f} MB, one process with one thread, which shares the cores with the server; the disk is idle when each way "
-        f"begins; {arguments.rounds} rounds after one that does not count. Trainyard hashes all bytes (SHA-256) and lists, describes and commits what it wrote; the others do "
-        "not hash (boto3 with unsigned payloads and without checksums, as it may over TLS).",
+        f"begins; {arguments.rounds} rounds after one that does not count. Trainyard hashes all bytes (SHA-256) and lists, describes and "
+        "commits what it wrote; the others do not hash (boto3 with unsigned payloads and without checksums, as it may over TLS).",
         "",
         "| way | MB/s | lowest to highest |",
         "|---|---|---|",

@@ -58,7 +58,7 @@ def run_config(lab: Lab, arguments: argparse.Namespace) -> dict[str, Any]:
         grace_seconds=arguments.grace_seconds,
         train=train,
         data={"validation_windows": 2},
-        checkpoint={"every_steps": None, "every_seconds": arguments.every_seconds},
+        checkpoint={"every_steps": None, "every_seconds": arguments.every_seconds, "prove": True},
     )
 
 
@@ -126,7 +126,7 @@ def table(evictions: list[Eviction], arguments: argparse.Namespace, load: float)
             "",
             written_by("eviction.py"),
             f"{arguments.model} on 2 processes with one thread each, gloo, sequence {arguments.sequence}, batch 1 per process; grace "
-            f"period {arguments.grace_seconds} s; an asynchronous checkpoint every {arguments.every_seconds:g} s, proved beside the training. "
+            f"period {arguments.grace_seconds} s; an asynchronous checkpoint every {arguments.every_seconds:g} s, each proved beside it. "
             "The S3 server runs on the same machine.",
             f"SIGTERM to the first process of one run, up to {arguments.window:g} s after it had resumed (uniform, seed {arguments.seed}); "
             f"{len(evictions)} evictions. Load average when it began: {load:.1f}.",

@@ -135,9 +135,11 @@ class Comparison:
         shape = [arguments.model, arguments.steps, arguments.batch, arguments.sequence, LOG_EVERY]
         words = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", arguments.processes, PROJECT / "benchmarks/plain_loop.py"]
         command = [sys.executable, "-m", "torch.distributed.run", *words, *shape, self._tokens, events]
-        variables = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        own = {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(self._lab.folder / "tmp")}
         with log.open("w") as output:
-            process = subprocess.Popen([str(word) for word in command], env=variables, stdout=output, stderr=output, start_new_session=True)
+            process = subprocess.Popen(
+                [str(word) for word in command], env={**os.environ, **own}, stdout=output, stderr=output, start_new_session=True
+            )
         try:
             code = process.wait(PATIENCE_SECONDS)
         finally:
@@ -155,7 +157,7 @@ class Comparison:
             model=arguments.model,
             processes=arguments.processes,
             train=train,
-            checkpoint={"every_steps": None, "every_seconds": every_seconds},
+            checkpoint={"every_steps": None, "every_seconds": every_seconds, "prove": True},
         )
         told = self._lab.run({**config, "metrics": {"host": "127.0.0.1", "port": 0}})
         assert told.code == 0, told.errors

@@ -11,8 +11,8 @@ import pickle
 import resource
 import time
 from collections.abc import Generator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Any, cast
@@ -45,7 +45,7 @@ from training.work import die_with_parent
 
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # not by position, which another mesh would change
 NICENESS = 10  # of the uploader; the training comes first
-END_SECONDS = 5.0
+LARGE_WRITE = 1 << 20  # bytes; handing over fewer takes longer than hashing them
 
 
 class HashingStream(io.BufferedIOBase):
@@ -53,14 +53,18 @@ class HashingStream(io.BufferedIOBase):
 
     def __init__(self, target: io.IOBase) -> None:
         self._target: Any = target
-        self._digest = sha256()
+        self._digest, self._hasher = sha256(), ThreadPoolExecutor(1)
         self._size = 0
 
     def write(self, data: Any, /) -> int:
-        """Pass bytes on."""
-        self._digest.update(data)
-        self._size += memoryview(data).nbytes
-        return self._target.write(data)
+        """Pass bytes on, and hash them meanwhile when they are many."""
+        size = memoryview(data).nbytes
+        hashed = self._hasher.submit(self._digest.update, data) if size > LARGE_WRITE else self._digest.update(data)
+        written = self._target.write(data)
+        if hashed is not None:
+            hashed.result()
+        self._size += size
+        return written
 
     def tell(self) -> int:
         """Give the number of bytes so far; DCP notes it as the offset of each tensor."""
@@ -72,6 +76,7 @@ class HashingStream(io.BufferedIOBase):
 
     def result(self, path: Any) -> StoredObject:
         """Describe the object that was written."""
+        self._hasher.shutdown()
         return StoredObject(name=PurePosixPath(str(path)).name, bytes=self._size, sha256=self._digest.hexdigest())
 
 
@@ -178,19 +183,13 @@ class Uploader:
         assert isinstance(saving, Future)
         return saving
 
-    def close(self, *, kill: bool) -> None:
-        """End the process: at once, or in good order when nothing is being written."""
+    def close(self) -> None:
+        """End the process. It holds nothing but copies, and a save that still runs comes to nothing."""
         process, executor._CHECKPOINT_PROCESS = executor._CHECKPOINT_PROCESS, None
         self._stager.close()
-        if process is None:
-            return
-        child = process._save_process
-        with suppress(OSError):  # it may be dead already
-            if not kill:
-                process._send(executor._CheckpointSaveProcessControlOpts.TERMINATE)
-                child.join(END_SECONDS)
-        child.kill()
-        child.join()
+        if process is not None:
+            process._save_process.kill()
+            process._save_process.join()
 
 
 def save_now(state: dict[str, Any], writer: Writer) -> Future:

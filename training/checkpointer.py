@@ -56,6 +56,7 @@ class Saving:
     """A save that runs, or has ended and was not collected. Times are those of the monotonic clock."""
 
     step: int
+    called: float  # and from then on the training stood still, perhaps for the save before
     began: float
     staged: float
     future: Future
@@ -169,6 +170,7 @@ class Checkpointer:
 
         A save that still runs is waited for and collected first.
         """
+        called = time.monotonic()
         self.collect()
         if self.durable_step == progress.step:
             return self.last
@@ -195,7 +197,7 @@ class Checkpointer:
         save, wait = (self._uploader.save, wait) if self._uploader else (save_now, True)
         staged = time.monotonic()
         future = save(state, writer)
-        self._saving = Saving(progress.step, began, time.monotonic() if self._uploader else staged, future, wait)
+        self._saving = Saving(progress.step, called, began, time.monotonic() if self._uploader else staged, future, wait)
         return self.collect() if wait else None
 
     def finished(self) -> bool:
@@ -213,7 +215,7 @@ class Checkpointer:
             self._saving = None
         self._past.append((saving.staged - saving.began, ended - saving.staged))
         self.durable_step, self.durable_time = saving.step, ended
-        seconds, stall = round(ended - saving.began, 3), round((ended if saving.waited else saving.staged) - saving.began, 3)
+        seconds, stall = round(ended - saving.began, 3), round((ended if saving.waited else saving.staged) - saving.called, 3)
         self.last = SaveResult(saving.step, manifest.reason, seconds, stall, manifest.bytes)
         self._events.emit("checkpoint", uri=self._catalog.uri(saving.step), **asdict(self.last))
         on_rank_zero(self._ledger.put)
@@ -222,7 +224,7 @@ class Checkpointer:
     def close(self) -> None:
         """End the uploader; a save that still runs comes to nothing."""
         if self._uploader is not None:
-            self._uploader.close(kill=self._saving is not None and not self._saving.future.done())
+            self._uploader.close()
             self._uploader = None
 
     def _committed(self, saving: Saving) -> tuple[CheckpointManifest, float]:

@@ -6,7 +6,6 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 
 from training.config import RunConfig
@@ -68,6 +67,8 @@ class Pipelined:
     """Every rank has some layers; the micro-steps flow through the stages (1F1B)."""
 
     def __init__(self, config: RunConfig, parts: Parts, device: torch.device) -> None:
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # a second and a half that only a pipeline needs
+
         self._config, self._device = config, device
         stages = config.mesh.pipeline
         self._first, self._last = parts.stage == 0, parts.stage == stages - 1

@@ -35,7 +35,7 @@ CONFIG: dict[str, Any] = {
         "seed": 1234,
         "log_every": 1,
     },
-    "checkpoint": {"every_steps": EVERY, "keep": 3},
+    "checkpoint": {"every_steps": EVERY, "keep": 3, "prove": False},  # proving loads torch once more
     "processes": 2,
     "grace_seconds": 60,
 }
@@ -154,7 +154,7 @@ class Lab:
         """Describe a run; `train={"steps": 3}` changes only that key of the section."""
         config = {**copy.deepcopy(CONFIG), "run": run}
         for key, value in changes.items():
-            config[key] = {**config[key], **value} if isinstance(value, dict) else value
+            config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) else value
         return config
 
     def start(self, config: dict[str, Any], module: str = "training.launch", **environment: str) -> Attempt:

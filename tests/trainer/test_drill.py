@@ -98,7 +98,7 @@ def report(lab: Lab, run: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def drilled(lab: Lab) -> Told:
     """A run of two processes that went on after the newest checkpoint that there is now."""
-    told = lab.run(lab.config("drilled", train={"steps": STEPS}, checkpoint={"every_steps": LAST_SAVED, "keep": 3}))
+    told = lab.run(lab.config("drilled", train={"steps": STEPS}, checkpoint={"every_steps": LAST_SAVED, "prove": True}))
     assert told.code == 0, told.errors
     lab.client.delete_object(Bucket="lab", Key=f"runs/drilled/checkpoints/step-{STEPS:08d}/COMMITTED")
     return told
@@ -129,7 +129,9 @@ def test_a_run_is_restored_and_goes_on_as_it_did(lab: Lab, drilled: Told, world_
 
 
 def test_a_sharded_run_in_lower_precision_is_proved_and_restored_on_one_process(lab: Lab) -> None:
-    content = lab.config("sharded", train={"steps": 8, "precision": "bfloat16"}, checkpoint={"every_steps": 4}) | {"mesh": {"shard": 2}}
+    content = lab.config("sharded", train={"steps": 8, "precision": "bfloat16"}, checkpoint={"every_steps": 4, "prove": True}) | {
+        "mesh": {"shard": 2}
+    }
     told = lab.run(content)
     assert told.code == 0, told.errors
     assert told.named("good")[-1]["step"] == 8

@@ -38,7 +38,7 @@ class Run:
     """A run whose checkpoints are made here, each with weights of its own, and the keeper of its newest attempt."""
 
     def __init__(self, lab: Lab, name: str, here: Path, **checkpoint: Any) -> None:
-        settings = {"every_steps": 10, "keep": 2, "keep_best": 0, **checkpoint}
+        settings = {"every_steps": 10, "keep": 2, "keep_best": 0, "prove": True, **checkpoint}
         content = lab.config(name, checkpoint=settings, data={"cache_folder": str(here / "cache")}, processes=1)
         self.config, self.lab = RunConfig.model_validate(content), lab
         self.path, self.work = here / "run.json", Work(here)

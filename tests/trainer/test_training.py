@@ -49,7 +49,7 @@ def test_a_run_continues_on_another_number_of_processes_with_the_same_samples(la
 
 
 def test_a_running_training_can_be_scraped(lab: Lab) -> None:
-    attempt = lab.start(lab.config("scraped", metrics={"host": "127.0.0.1", "port": 0}, checkpoint={"prove": False}))
+    attempt = lab.start(lab.config("scraped", metrics={"host": "127.0.0.1", "port": 0}))
     attempt.wait_for(lambda event: event["event"] == "step" and event["step"] == EVERY + 2)
     (port,) = [event["port"] for event in attempt.told("metrics")]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
