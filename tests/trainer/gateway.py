@@ -1,6 +1,8 @@
 """A real S3 server over a folder, for tests that damage what it holds."""
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -26,6 +28,15 @@ def versitygw() -> Path:
     return Path(locate("versitygw"))
 
 
+def port_for_later() -> int:
+    """Find a port for a server that another process starts in some seconds: not one that the kernel gives to outgoing connections."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 class Gateway:
     """versitygw as a child process on a free port of the loopback interface."""
 
@@ -33,9 +44,7 @@ class Gateway:
         root, versions = folder / "objects", folder / "versions"
         for path in (root, versions):
             path.mkdir(parents=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = port_for_later()
         self.url = f"http://127.0.0.1:{port}"
         self.environment = {
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,

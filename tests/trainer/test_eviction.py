@@ -2,13 +2,13 @@
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from .gateway import port_for_later
 from .imds import MetadataServer
 from .lab import STEPS, Attempt, Lab, Told
 from .proxy import Proxy
@@ -165,9 +165,7 @@ def test_a_metadata_service_that_does_not_answer_is_told_once(lab: Lab, straight
 def pair(lab: Lab, run: str) -> tuple[Attempt, Attempt]:
     """Start the launchers of a run on two nodes, which are both this machine."""
     config = {**lab.config(run), "nodes": 2}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    coordinator = f"127.0.0.1:{port_for_later()}"
     second = lab.start(config, JOB_COMPLETION_INDEX="1", TRAINYARD_COORDINATOR=coordinator)
     return lab.start(config, TRAINYARD_NODE_RANK="0", TRAINYARD_COORDINATOR=coordinator), second
 

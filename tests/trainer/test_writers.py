@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from training.catalog import Catalog, CheckpointManifest
 from training.errors import SupersededError
 from training.store import Folder, Store
 
-from .gateway import Gateway
+from .gateway import Gateway, port_for_later
 from .lab import BUCKET, CONFIG, Attempt, Told
 from .proxy import Proxy
 
@@ -66,8 +65,7 @@ class Ranks:
     """The processes of one attempt."""
 
     def __init__(self, savers: Savers, plan: dict[str, Any], ranks: int, prefix: tuple[str, ...]) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        port = port_for_later()
         path = savers.folder / f"plan-{port}.json"
         path.write_text(json.dumps(plan))
         group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
