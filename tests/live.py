@@ -64,7 +64,12 @@ def forget(*runs: str) -> None:
     """Remove what runs of an earlier time left in the cluster and in the bucket, so that their names begin anew."""
     deploy()
     target = stack.target()
-    bucket = boto3.resource("s3", endpoint_url=target.store.endpoint, region_name=target.store.region).Bucket(target.store.bucket)
+    # A session of its own: the default one remembers the keys of whatever test came before.
+    bucket = (
+        boto3.session.Session()
+        .resource("s3", endpoint_url=target.store.endpoint, region_name=target.store.region)
+        .Bucket(target.store.bucket)
+    )
     for run in runs:
         bucket.object_versions.filter(Prefix=f"runs/{run}/").delete()
 
